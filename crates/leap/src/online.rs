@@ -1,0 +1,1 @@
+//! A readout that learns: predict, learn, publish.

@@ -1,0 +1,1 @@
+//! Prompt features: pooling of projected input embeddings.

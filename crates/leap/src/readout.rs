@@ -1,0 +1,1 @@
+//! A linear layer that reads an output length from features.

@@ -1,0 +1,1 @@
+//! The order of one request: countdown, survival, Gittins.

@@ -1,0 +1,1 @@
+//! Replay of a recorded trace through a step-level model of a continuous-batching engine.

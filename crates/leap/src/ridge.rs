@@ -1,0 +1,1 @@
+//! Fit a readout: normal equations, streaming.

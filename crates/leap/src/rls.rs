@@ -1,0 +1,1 @@
+//! Anchored recursive least squares.

@@ -1,0 +1,1 @@
+//! Feature rows in the number formats that models produce.

@@ -1,0 +1,1 @@
+//! Rank correlations, percentiles and intervals.

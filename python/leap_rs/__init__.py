@@ -1,0 +1,1 @@
+"""Output-length prediction and length-aware scheduling for vLLM."""

@@ -76,7 +76,11 @@ impl Engine<'_> {
         let cap = self.spec.wait_cap_steps;
         let promoted =
             chosen.iter().filter(|&&i| cap.is_some_and(|cap| waited[i as usize] >= cap)).count() as u64;
-        self.outcome.wait_cap_promotions += promoted;
+        if promoted > 0 {
+            let by_key = select_slots(&keys, &waited, slots as usize, None);
+            self.outcome.wait_cap_promotions +=
+                chosen.iter().filter(|i| by_key.binary_search(i).is_err()).count() as u64;
+        }
         self.ready.clear();
         for (i, &id) in ids.iter().enumerate() {
             if i < decoding && !is_chosen[i] {

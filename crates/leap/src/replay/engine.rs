@@ -133,7 +133,7 @@ pub struct Outcome {
     pub steps_blocked_by_memory: u64,
     /// Times that a resident lost its KV cache, for want of blocks or to the evict lever.
     pub preemptions: u64,
-    /// Times that a cap on waiting put somebody first, in the queue or the slots.
+    /// Times that a cap on waiting put somebody before one with a better key, in the queue or the slots.
     pub wait_cap_promotions: u64,
     /// Prompt tokens taken from the prefix cache.
     pub cached_tokens: u64,

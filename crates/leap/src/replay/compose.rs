@@ -11,6 +11,7 @@ impl Engine<'_> {
         let mut step = Step::default();
         self.choose_decoders(&mut step);
         self.reserve_decode_blocks(&mut step);
+        self.take_blocks(1);
         let mut budget = self.config.max_num_batched_tokens - self.decoding.len();
         self.continue_prefills(&mut step, &mut budget);
         if !step.preempted {
@@ -19,7 +20,6 @@ impl Engine<'_> {
         if self.decoding.len() == 0 && step.work.prefill == 0 {
             return None;
         }
-        self.take_blocks(1);
         step.work.decode = self.decoding.len();
         step.work.kv_tokens = self.decoding.kv_tokens();
         // A victim may have been among those that came back to decode.
@@ -170,8 +170,7 @@ impl Engine<'_> {
             }
             let chunk = (request.prompt + request.generated - request.computed).min(*budget);
             let need = self.blocks_for(request.computed + chunk) - request.blocks.len() as u32;
-            // Blocks that the decoding sequences take in this step are spoken for.
-            while need + self.decoding.need_block(1).len() as u32 > self.pool.free() {
+            while need > self.pool.free() {
                 let Some(victim) = self.victim() else { return };
                 self.preempt(victim);
                 step.preempted = true;
@@ -227,8 +226,6 @@ impl Engine<'_> {
             if !self.residents.is_empty() {
                 need += (self.config.watermark * f64::from(self.config.usable_blocks())) as u32;
             }
-            // Blocks that the decoding sequences take in this step are spoken for.
-            need += self.decoding.need_block(1).len() as u32;
             let no_seat = self.residents.len() as u32 >= self.config.max_num_seqs;
             if no_seat || need > self.pool.free() {
                 if self.spec.levers.evict && self.evict_for(head.key, need, no_seat) {

@@ -226,6 +226,8 @@ pub(super) struct Engine<'a> {
     pub(super) last_evict_s: f64,
     next_arrival: usize,
     inside: usize,
+    /// When the engine last was as full as the client lets it be.
+    room_since_s: f64,
     delayed: VecDeque<(f64, u32)>,
     flights: VecDeque<Flight>,
     pub(super) admissions: u64,
@@ -269,6 +271,7 @@ impl<'a> Engine<'a> {
             last_evict_s: f64::NEG_INFINITY,
             next_arrival: 0,
             inside: 0,
+            room_since_s: 0.0,
             delayed: VecDeque::new(),
             flights: VecDeque::new(),
             admissions: 0,
@@ -330,8 +333,8 @@ impl<'a> Engine<'a> {
             self.next_arrival += 1;
             self.inside += 1;
             self.ranker.arrived(id)?;
-            // Under a concurrency limit the client holds a request back beyond its planned arrival.
-            let entered = if self.max_concurrency == usize::MAX { at } else { self.now };
+            // Under a concurrency limit the client may hold a request back beyond its planned arrival.
+            let entered = at.max(self.room_since_s);
             if self.ranker.is_delayed() {
                 self.delayed.push_back((entered + self.spec.delay_s, id));
             }
@@ -376,6 +379,9 @@ impl<'a> Engine<'a> {
                 self.release_blocks(id);
                 self.requests[id as usize].blocks = Vec::new();
                 self.leave_seat(id);
+                if self.inside == self.max_concurrency {
+                    self.room_since_s = flight.end;
+                }
                 self.inside -= 1;
                 self.control.finished.fetch_add(1, Ordering::Relaxed);
                 released = true;

@@ -58,16 +58,15 @@ impl Engine<'_> {
         if !self.slots_changed && now < self.next_slot_choice {
             return;
         }
-        let decoding = self.decoding.len() as usize;
-        let mut ids: Vec<u32> = self.decoding.members().collect();
+        // In order of arrival, which decides between equal keys.
+        let mut ids: Vec<u32> = self.decoding.members().chain(self.ready.iter().copied()).collect();
         ids.sort_unstable();
-        ids.extend_from_slice(&self.ready);
         let keys: Vec<f64> = ids.iter().map(|&id| self.ranker.slot_key(id, self.generated(id))).collect();
-        let waited: Vec<u32> = ids
-            .iter()
-            .enumerate()
-            .map(|(i, &id)| if i < decoding { 0 } else { (now - self.requests[id as usize].last_decode_step) as u32 })
-            .collect();
+        let since_decode = |&id: &u32| match self.decoding.contains(id) {
+            true => 0,
+            false => (now - self.requests[id as usize].last_decode_step) as u32,
+        };
+        let waited: Vec<u32> = ids.iter().map(since_decode).collect();
         let chosen = select_slots(&keys, &waited, slots as usize, self.spec.wait_cap_steps);
         let mut is_chosen = vec![false; ids.len()];
         for &i in &chosen {
@@ -81,15 +80,13 @@ impl Engine<'_> {
             self.outcome.wait_cap_promotions +=
                 chosen.iter().filter(|i| by_key.binary_search(i).is_err()).count() as u64;
         }
-        self.ready.clear();
-        for (i, &id) in ids.iter().enumerate() {
-            if i < decoding && !is_chosen[i] {
-                self.stop_decoding(id);
-                self.ready.push(id);
+        self.ready = ids.iter().zip(&is_chosen).filter(|(_, chosen)| !**chosen).map(|(&id, _)| id).collect();
+        for (&id, &is_chosen) in ids.iter().zip(&is_chosen) {
+            match (self.decoding.contains(id), is_chosen) {
+                (true, false) => self.stop_decoding(id),
+                (false, true) => self.start_decoding(id, step),
+                _ => {}
             }
-        }
-        for (i, &id) in ids.iter().enumerate().skip(decoding) {
-            if is_chosen[i] { self.start_decoding(id, step) } else { self.ready.push(id) }
         }
         self.slots_changed = false;
         // A promoted sequence has its one token after this step, and competes by its key again.

@@ -297,8 +297,13 @@ impl<'a> Engine<'a> {
             if self.land()? {
                 self.take_in()?;
             }
+            let preemptions = self.outcome.preemptions;
             if let Some(step) = self.compose() {
                 self.execute(step);
+                continue;
+            }
+            // The only one chosen to decode may have given up its blocks itself: the others go on at once.
+            if self.flights.is_empty() && self.outcome.preemptions > preemptions {
                 continue;
             }
             let next = match self.flights.front() {

@@ -223,7 +223,8 @@ pub(super) struct Engine<'a> {
     pub(super) waiting: Waiting,
     pub(super) slots_changed: bool,
     pub(super) next_slot_choice: u64,
-    pub(super) last_evict_s: f64,
+    /// When the evict lever may act again.
+    pub(super) next_evict_s: f64,
     next_arrival: usize,
     inside: usize,
     /// When the engine last was as full as the client lets it be.
@@ -268,7 +269,7 @@ impl<'a> Engine<'a> {
             waiting: Waiting::new(input.len(), spec.rule == Rule::Hrrn, spec.wait_cap_s.or(options.wait_cap_s)),
             slots_changed: true,
             next_slot_choice: 0,
-            last_evict_s: f64::NEG_INFINITY,
+            next_evict_s: 0.0,
             next_arrival: 0,
             inside: 0,
             room_since_s: 0.0,
@@ -475,6 +476,11 @@ impl<'a> Engine<'a> {
         if !self.waiting.is_empty() && seat_free && self.waiting.drifts() {
             return 0;
         }
+        // A resident that decodes may become bad enough to be evicted with any token.
+        let may_evict = self.spec.levers.evict && self.spec.evict_per_s > 0.0 && self.next_evict_s <= self.now;
+        if !self.waiting.is_empty() && may_evict {
+            return 0;
+        }
         if let Some(at) = self.next_decision(seat_free) {
             limit = if self.config.async_scheduling {
                 // Step i behind this one is composed when step i - 1 starts.
@@ -495,7 +501,7 @@ impl<'a> Engine<'a> {
         let outside = if matters { self.next_event() } else { None };
         let promotion = if seat_free || evicts { self.waiting.next_promotion() } else { None };
         let eviction = (evicts && !self.waiting.is_empty() && self.spec.evict_per_s > 0.0)
-            .then(|| self.last_evict_s + 1.0 / self.spec.evict_per_s)
+            .then_some(self.next_evict_s)
             .filter(|&at| at > self.now);
         [outside, promotion.filter(|&at| at > self.now), eviction].into_iter().flatten().min_by(f64::total_cmp)
     }

@@ -481,7 +481,7 @@ impl<'a> Engine<'a> {
         if !self.waiting.is_empty() && may_evict {
             return 0;
         }
-        if let Some(at) = self.next_decision(seat_free) {
+        if let Some(at) = self.next_decision(seat_free, slots_bind) {
             limit = if self.config.async_scheduling {
                 // Step i behind this one is composed when step i - 1 starts.
                 if start >= at { 0 } else { limit.min(ramp.steps_before(at - start, limit) + 1) }
@@ -493,11 +493,12 @@ impl<'a> Engine<'a> {
     }
 
     /// The next moment from outside that could change what the following step does.
-    fn next_decision(&mut self, seat_free: bool) -> Option<f64> {
+    fn next_decision(&mut self, seat_free: bool, slots_bind: bool) -> Option<f64> {
         let evicts = self.spec.levers.evict;
-        let slowed = self.spec.gpu_share > 0.0 && self.ranker.is_delayed();
+        // A score that comes in orders the slots, and the last one gives the GPU back.
+        let scores = (slots_bind || self.spec.gpu_share > 0.0) && self.ranker.is_delayed();
         // With every seat taken an arrival changes nothing but whether there is a queue at all.
-        let matters = seat_free || evicts || slowed || self.waiting.is_empty();
+        let matters = seat_free || evicts || scores || self.waiting.is_empty();
         let outside = if matters { self.next_event() } else { None };
         let promotion = if seat_free || evicts { self.waiting.next_promotion() } else { None };
         let eviction = (evicts && !self.waiting.is_empty() && self.spec.evict_per_s > 0.0)

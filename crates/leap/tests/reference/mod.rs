@@ -1,0 +1,595 @@
+//! A second engine model, written from its specification alone and as plainly as possible: one step at a time, plain
+//! lists, every choice made anew by looking at everybody. It is what the replayer's results are held against.
+
+mod pool;
+
+use leap::remaining::next_level;
+use leap::replay::{CostModel, EngineConfig, Options, PolicySpec, Readouts, Rule, RunInput, Trace};
+use pool::{Content, Pool};
+
+/// One request, and all that happens to it.
+#[derive(Clone, Default)]
+pub struct Request {
+    row: usize,
+    prompt: u32,
+    output: u32,
+    arrival: f64,
+    /// When the client sent it: later than `arrival` where the client holds requests back.
+    sent: f64,
+    /// When it came into the queue, the last time.
+    queued: f64,
+    /// Key in the queue while it waits.
+    key: f64,
+    /// Another predictor's score, once it is there.
+    score: Option<f64>,
+    /// Tokens in the KV cache, the step just composed included.
+    stored: u32,
+    /// Tokens to store before it can decode.
+    target: u32,
+    /// Tokens made, the step just composed included.
+    generated: u32,
+    /// Steps since it was last part of one.
+    idle_steps: u32,
+    blocks: Vec<usize>,
+    delivered: u32,
+    pub first_token_s: f64,
+    pub finish_s: f64,
+    pub preemptions: u32,
+}
+
+impl Request {
+    fn prefills(&self) -> bool {
+        self.stored < self.target
+    }
+
+    fn ends(&self) -> bool {
+        self.generated == self.output
+    }
+}
+
+/// A composed step: who gets a token when it ends, and how long it takes.
+struct Step {
+    tokens: Vec<usize>,
+    seconds: f64,
+}
+
+pub struct Reference<'a> {
+    trace: &'a Trace,
+    config: &'a EngineConfig,
+    spec: &'a PolicySpec,
+    max_concurrency: usize,
+    wait_cap_s: Option<f64>,
+    max_tokens: f64,
+    pub requests: Vec<Request>,
+    pool: Pool,
+    /// Requests sent so far; the rest follow in order.
+    sent: usize,
+    inside: usize,
+    waiting: Vec<usize>,
+    /// In order of admission.
+    residents: Vec<usize>,
+    finished: u32,
+    finished_tokens: f64,
+    /// Whether the slots are given anew in the next step, although the same requests could decode.
+    choose_anew: bool,
+    /// Who could decode in the last step, and who did.
+    ready: Vec<usize>,
+    decoded: Vec<usize>,
+    next_eviction_s: f64,
+    pub steps: u64,
+    pub steps_with_queue: u64,
+    pub steps_blocked_by_memory: u64,
+    pub cached_tokens: u64,
+    pub promotions: u64,
+    pub preemptions: u64,
+    pub waited_s: f64,
+}
+
+/// Seconds of a step, by the published formula.
+fn seconds(cost: &CostModel, decoding: &[u32], chunks: &[(u32, u32)]) -> f64 {
+    let b = decoding.len() as f64;
+    let k: f64 = decoding.iter().map(|&stored| f64::from(stored) + 1.0).sum();
+    let p: f64 = chunks.iter().map(|&(chunk, _)| f64::from(chunk)).sum();
+    let q: f64 =
+        chunks.iter().map(|&(chunk, before)| f64::from(chunk) * (f64::from(before) + f64::from(chunk) / 2.0)).sum();
+    let mixed = if p > 0.0 { cost.per_kv_token_with_prefill_s * k } else { 0.0 };
+    cost.step_s
+        + cost.per_decode_seq_s * b
+        + cost.per_kv_token_s * k
+        + mixed
+        + cost.per_token_over_free_s * f64::max(0.0, b + p - cost.free_tokens)
+        + cost.per_prefill_pair_s * q
+}
+
+impl<'a> Reference<'a> {
+    pub fn new(
+        trace: &'a Trace,
+        input: &RunInput,
+        config: &'a EngineConfig,
+        spec: &'a PolicySpec,
+        options: &Options,
+    ) -> Self {
+        let request = |(&row, &arrival): (&u32, &f64)| Request {
+            row: row as usize,
+            prompt: trace.prompt_tokens[row as usize],
+            output: trace.output_tokens[row as usize],
+            arrival,
+            ..Request::default()
+        };
+        Self {
+            trace,
+            config,
+            spec,
+            max_concurrency: options.max_concurrency.map_or(usize::MAX, |most| most as usize),
+            wait_cap_s: spec.wait_cap_s.or(options.wait_cap_s),
+            max_tokens: f64::from(options.output_budget(trace, &Readouts::default())),
+            requests: input.rows.iter().zip(&input.arrival_s).map(request).collect(),
+            pool: Pool::new((config.kv_tokens / config.block_size) as usize),
+            sent: 0,
+            inside: 0,
+            waiting: Vec::new(),
+            residents: Vec::new(),
+            finished: 0,
+            finished_tokens: 0.0,
+            choose_anew: false,
+            ready: Vec::new(),
+            decoded: Vec::new(),
+            next_eviction_s: 0.0,
+            steps: 0,
+            steps_with_queue: 0,
+            steps_blocked_by_memory: 0,
+            cached_tokens: 0,
+            promotions: 0,
+            preemptions: 0,
+            waited_s: 0.0,
+        }
+    }
+
+    pub fn run(&mut self) {
+        let mut now = 0.0;
+        self.take_in(now);
+        loop {
+            let preempted = self.preemptions;
+            assert!(preempted < 100_000, "no end in sight");
+            let Some(mut step) = self.compose(now) else {
+                // Whoever gave up its blocks may have been the only one to run: the next step starts over at once.
+                if self.preemptions > preempted {
+                    continue;
+                }
+                if self.sent == self.requests.len() {
+                    assert!(self.waiting.is_empty() && self.residents.is_empty(), "nothing more can happen");
+                    return;
+                }
+                now = self.requests[self.sent].arrival;
+                self.take_in(now);
+                continue;
+            };
+            if self.config.async_scheduling {
+                while let Some(next) = self.compose(now) {
+                    now += step.seconds;
+                    self.deliver(&step, now);
+                    step = next;
+                }
+            }
+            now += step.seconds;
+            self.deliver(&step, now);
+        }
+    }
+
+    /// The client sends what has arrived before now, while it may.
+    fn take_in_before(&mut self, now: f64) {
+        while self.may_send() && self.requests[self.sent].arrival < now {
+            let arrival = self.requests[self.sent].arrival;
+            self.send(arrival);
+        }
+    }
+
+    /// The client sends what arrives now, and what it had to hold back until now.
+    fn take_in(&mut self, now: f64) {
+        while self.may_send() && self.requests[self.sent].arrival <= now {
+            self.send(now);
+        }
+    }
+
+    fn may_send(&self) -> bool {
+        self.sent < self.requests.len() && self.inside < self.max_concurrency
+    }
+
+    fn send(&mut self, sent: f64) {
+        let id = self.sent;
+        self.requests[id].sent = sent;
+        self.sent += 1;
+        self.inside += 1;
+        self.enqueue(id, sent);
+    }
+
+    fn enqueue(&mut self, id: usize, since: f64) {
+        self.requests[id].queued = since;
+        self.requests[id].key = self.queue_key(id);
+        self.waiting.push(id);
+    }
+
+    /// When another predictor's score is there; before that the running mean stands for it.
+    fn scored_s(&self, id: usize) -> f64 {
+        self.requests[id].sent + self.spec.delay_s
+    }
+
+    fn take_scores(&mut self, now: f64) {
+        let Rule::Score(name) = &self.spec.rule else { return };
+        let scores = self.trace.score(name).unwrap();
+        for id in 0..self.sent {
+            if self.requests[id].score.is_none() && self.scored_s(id) <= now {
+                self.requests[id].score = Some(f64::from(scores[self.requests[id].row]));
+                self.requests[id].key = self.queue_key(id);
+                self.choose_anew |= self.spec.delay_s > 0.0;
+            }
+        }
+    }
+
+    fn mean_length(&self) -> f64 {
+        if self.finished > 0 { self.finished_tokens / f64::from(self.finished) } else { self.max_tokens / 4.0 }
+    }
+
+    /// Tokens still to come, as the policy believes, `generated` of them being there.
+    fn remaining(&self, id: usize) -> f64 {
+        let request = &self.requests[id];
+        let generated = request.generated;
+        match &self.spec.rule {
+            Rule::SjfPrompt => f64::from(request.prompt),
+            Rule::Las => 1.0 + f64::from(generated),
+            Rule::Mlfq => {
+                let (mut level, mut top) = (0, 32);
+                while generated >= top {
+                    level += 1;
+                    top *= 4;
+                }
+                32.0 * 4_f64.powi(level)
+            }
+            Rule::SjfOracle => f64::from(request.output),
+            Rule::SrptOracle => (f64::from(request.output) - f64::from(generated)).max(1.0),
+            Rule::Score(_) => match request.score {
+                Some(score) => (score - f64::from(generated)).max(1.0),
+                None => self.mean_length(),
+            },
+            _ => unreachable!("no remaining in this policy"),
+        }
+    }
+
+    fn queue_key(&self, id: usize) -> f64 {
+        if !self.spec.levers.queue || matches!(self.spec.rule, Rule::Fcfs | Rule::Hrrn) {
+            return id as f64;
+        }
+        self.order_key(id, self.spec.memory_weight)
+    }
+
+    fn slot_key(&self, id: usize) -> f64 {
+        if self.spec.levers.slots { self.order_key(id, self.spec.slots_memory_weight) } else { id as f64 }
+    }
+
+    fn order_key(&self, id: usize, memory_weight: f64) -> f64 {
+        let request = &self.requests[id];
+        let remaining = self.remaining(id);
+        let held = f64::from(request.prompt) + f64::from(request.generated) + remaining / 2.0;
+        let memory = if memory_weight > 0.0 { memory_weight * held.ln() } else { 0.0 };
+        remaining.ln() + memory + self.spec.aging_rate * request.arrival
+    }
+
+    /// Who is admitted next, whether it has waited past the cap, and whether only that put it first.
+    fn head(&self, now: f64) -> Option<(usize, bool, bool)> {
+        let by_key = if self.spec.rule == Rule::Hrrn {
+            let ratio = |id: usize| (now - self.requests[id].arrival) / f64::from(self.requests[id].prompt);
+            self.waiting.iter().copied().min_by(|&x, &y| ratio(y).total_cmp(&ratio(x)).then(x.cmp(&y)))
+        } else {
+            let key = |id: usize| self.requests[id].key;
+            self.waiting.iter().copied().min_by(|&x, &y| key(x).total_cmp(&key(y)).then(x.cmp(&y)))
+        };
+        let overdue = |&id: &usize| self.wait_cap_s.is_some_and(|cap| now - self.requests[id].queued >= cap);
+        let queued = |id: usize| self.requests[id].queued;
+        let oldest = self
+            .waiting
+            .iter()
+            .copied()
+            .filter(overdue)
+            .min_by(|&x, &y| queued(x).total_cmp(&queued(y)).then(x.cmp(&y)));
+        match oldest {
+            Some(id) => Some((id, true, by_key != Some(id))),
+            None => by_key.map(|id| (id, false, false)),
+        }
+    }
+
+    fn content(&self, id: usize, block: usize) -> Content {
+        let request = &self.requests[id];
+        let parts = (self.trace.prefix_block_size / self.config.block_size).max(1) as usize;
+        let in_prompt = (block + 1) * self.config.block_size as usize <= request.prompt as usize;
+        let hashes = self.trace.prefix_blocks.as_ref().map(|blocks| &blocks[request.row]);
+        match hashes.and_then(|hashes| hashes.get(block / parts)) {
+            Some(&hash) if in_prompt => Content::Shared { hash, part: (block % parts) as u32 },
+            _ => Content::Own { request: id, block },
+        }
+    }
+
+    /// Cached blocks that a request can start from.
+    fn hits(&self, id: usize) -> Vec<usize> {
+        if !self.config.enable_prefix_caching {
+            return Vec::new();
+        }
+        let tokens = self.requests[id].prompt + self.requests[id].generated;
+        let most = (tokens - 1) / self.config.block_size;
+        (0..most as usize).map_while(|block| self.pool.find(self.content(id, block))).collect()
+    }
+
+    fn blocks_for(&self, tokens: u32) -> usize {
+        tokens.div_ceil(self.config.block_size) as usize
+    }
+
+    /// Blocks that a request lacks to store so many tokens.
+    fn lacks(&self, id: usize, tokens: u32) -> usize {
+        self.blocks_for(tokens) - self.requests[id].blocks.len()
+    }
+
+    /// Gives a request the blocks for so many tokens.
+    fn allocate(&mut self, id: usize, tokens: u32) {
+        for _ in 0..self.lacks(id, tokens) {
+            let block = self.pool.allocate();
+            self.requests[id].blocks.push(block);
+        }
+    }
+
+    /// Counts `more` tokens of a request, for which it has blocks, as stored.
+    fn store(&mut self, id: usize, more: u32) {
+        let tokens = self.requests[id].stored + more;
+        self.requests[id].stored = tokens;
+        if self.config.enable_prefix_caching {
+            for block in 0..(tokens / self.config.block_size) as usize {
+                let content = self.content(id, block);
+                self.pool.publish(self.requests[id].blocks[block], content);
+            }
+        }
+    }
+
+    fn victim(&self) -> Option<usize> {
+        let mut candidates = self.residents.iter().copied().filter(|&id| !self.requests[id].ends());
+        if self.spec.levers.slots {
+            candidates.max_by(|&x, &y| self.slot_key(x).total_cmp(&self.slot_key(y)).then(x.cmp(&y)))
+        } else {
+            candidates.next_back()
+        }
+    }
+
+    fn preempt(&mut self, id: usize, now: f64) {
+        self.residents.retain(|&other| other != id);
+        let request = &mut self.requests[id];
+        let blocks = std::mem::take(&mut request.blocks);
+        request.stored = 0;
+        request.preemptions += 1;
+        self.pool.release(&blocks);
+        self.preemptions += 1;
+        self.choose_anew = true;
+        self.enqueue(id, now);
+    }
+
+    /// Who decodes in this step, in order of admission.
+    fn decoders(&mut self) -> Vec<usize> {
+        let could = |id: &usize| !self.requests[*id].prefills() && !self.requests[*id].ends();
+        let ready: Vec<usize> = self.residents.iter().copied().filter(could).collect();
+        let slots = self.config.decode_slots.unwrap_or(u32::MAX).min(self.config.max_num_seqs) as usize;
+        let waited = |id: usize| self.requests[id].idle_steps;
+        let overdue = |&id: &usize| self.spec.wait_cap_steps.is_some_and(|cap| waited(id) >= cap);
+        let attained = self.spec.levers.slots && matches!(self.spec.rule, Rule::Las | Rule::Mlfq);
+        let crossed =
+            |&id: &usize| attained && next_level(self.requests[id].generated - 1) == self.requests[id].generated;
+        let anew = std::mem::take(&mut self.choose_anew)
+            || ready != self.ready
+            || ready.iter().any(overdue)
+            || self.decoded.iter().any(crossed);
+        self.ready = ready.clone();
+        if ready.len() <= slots {
+            return ready;
+        }
+        if !anew {
+            return self.decoded.clone();
+        }
+        let by_key = |&x: &usize, &y: &usize| self.slot_key(x).total_cmp(&self.slot_key(y)).then(x.cmp(&y));
+        let (mut chosen, mut rest): (Vec<usize>, Vec<usize>) = ready.iter().copied().partition(overdue);
+        chosen.sort_by(|&x, &y| waited(y).cmp(&waited(x)).then(x.cmp(&y)));
+        let promoted = chosen.len().min(slots);
+        rest.sort_by(by_key);
+        chosen.extend(rest);
+        chosen.truncate(slots);
+        let mut by_keys = ready.clone();
+        by_keys.sort_by(by_key);
+        by_keys.truncate(slots);
+        self.promotions += chosen.iter().filter(|id| !by_keys.contains(id)).count() as u64;
+        self.choose_anew = promoted > 0;
+        ready.into_iter().filter(|id| chosen.contains(id)).collect()
+    }
+
+    fn compose(&mut self, now: f64) -> Option<Step> {
+        self.take_scores(now);
+        let computing = matches!(self.spec.rule, Rule::Score(_)) && (0..self.sent).any(|id| self.scored_s(id) > now);
+        let before = self.preemptions;
+
+        let mut decoding = self.decoders();
+        while self.needed(&decoding) > self.pool.free() {
+            let victim = self.victim().expect("a decoder can always be preempted");
+            self.preempt(victim, now);
+            decoding.retain(|&id| id != victim);
+        }
+
+        for &id in &decoding {
+            self.allocate(id, self.requests[id].stored + 1);
+        }
+
+        // (chunk, tokens before it) and request of each prefill.
+        let mut work: Vec<(u32, u32)> = Vec::new();
+        let mut prefilling: Vec<usize> = Vec::new();
+        for id in self.residents.clone() {
+            if !self.residents.contains(&id) || !self.requests[id].prefills() {
+                continue;
+            }
+            let taken = decoding.len() as u32 + work.iter().map(|&(chunk, _)| chunk).sum::<u32>();
+            let stored = self.requests[id].stored;
+            let chunk = (self.requests[id].target - stored).min(self.config.max_num_batched_tokens - taken);
+            while self.residents.contains(&id) && self.lacks(id, stored + chunk) > self.pool.free() {
+                let victim = self.victim().expect("a prefill can always be preempted");
+                assert!(
+                    !prefilling.contains(&victim),
+                    "only the last request admitted can be in the middle of its prefill"
+                );
+                self.preempt(victim, now);
+                decoding.retain(|&id| id != victim);
+            }
+            if self.residents.contains(&id) && chunk > 0 {
+                self.allocate(id, stored + chunk);
+                self.store(id, chunk);
+                work.push((chunk, stored));
+                prefilling.push(id);
+            }
+        }
+
+        let mut blocked = false;
+        if self.preemptions == before {
+            let used = decoding.len() as u32 + work.iter().map(|&(chunk, _)| chunk).sum::<u32>();
+            let mut budget = self.config.max_num_batched_tokens - used;
+            while budget > 0 {
+                let Some((id, overdue, promoted)) = self.head(now) else { break };
+                let Some((chunk, hits)) = self.fits(id, budget) else {
+                    if self.evict_for(id, overdue, budget, &prefilling, now) {
+                        decoding.retain(|id| self.residents.contains(id));
+                        continue;
+                    }
+                    blocked = self.residents.len() < self.config.max_num_seqs as usize
+                        && (self.config.enable_chunked_prefill || self.left(id, &self.hits(id)) <= budget);
+                    break;
+                };
+                let cached = hits.len() as u32 * self.config.block_size;
+                self.admit(id, chunk, hits, now);
+                self.promotions += u64::from(promoted);
+                self.cached_tokens += u64::from(cached);
+                budget -= chunk;
+                work.push((chunk, cached));
+                prefilling.push(id);
+            }
+        }
+        if decoding.is_empty() && prefilling.is_empty() {
+            return None;
+        }
+
+        let reads: Vec<u32> = decoding.iter().map(|&id| self.requests[id].stored).collect();
+        for &id in &decoding {
+            self.store(id, 1);
+        }
+        self.decoded = decoding.clone();
+        let busy: Vec<usize> = decoding.iter().chain(&prefilling).copied().collect();
+        for &id in &self.residents {
+            self.requests[id].idle_steps = if busy.contains(&id) { 0 } else { self.requests[id].idle_steps + 1 };
+        }
+        let tokens: Vec<usize> = busy.into_iter().filter(|&id| !self.requests[id].prefills()).collect();
+        for &id in &tokens {
+            self.requests[id].generated += 1;
+        }
+        self.steps += 1;
+        assert!(self.steps < 100_000, "no end in sight");
+        self.steps_blocked_by_memory += u64::from(blocked);
+        self.steps_with_queue += u64::from(!self.waiting.is_empty());
+        let slow = if computing { 1.0 / (1.0 - self.spec.gpu_share) } else { 1.0 };
+        Some(Step { tokens, seconds: slow * seconds(&self.config.cost, &reads, &work) })
+    }
+
+    /// Blocks that these decoders lack for one more token each.
+    fn needed(&self, decoding: &[usize]) -> usize {
+        decoding.iter().map(|&id| self.lacks(id, self.requests[id].stored + 1)).sum()
+    }
+
+    /// Tokens that a waiting request has to prefill.
+    fn left(&self, id: usize, hits: &[usize]) -> u32 {
+        self.requests[id].prompt + self.requests[id].generated - hits.len() as u32 * self.config.block_size
+    }
+
+    /// The first chunk of a waiting request and the cached blocks that it starts from, if there is room for it.
+    fn fits(&self, id: usize, budget: u32) -> Option<(u32, Vec<usize>)> {
+        let hits = self.hits(id);
+        let cached = hits.len() as u32 * self.config.block_size;
+        let tokens = self.requests[id].prompt + self.requests[id].generated;
+        let left = self.left(id, &hits);
+        if left > budget && !self.config.enable_chunked_prefill {
+            return None;
+        }
+        let chunk = left.min(budget);
+        let room_for = if self.config.reserve_full_prompt { tokens } else { cached + chunk };
+        let idle_hits = hits.iter().filter(|&&block| self.pool.is_free(block)).count();
+        let wanted = self.blocks_for(room_for) - hits.len() + idle_hits;
+        let spare = if self.residents.is_empty() { 0.0 } else { self.config.watermark * self.pool.len() as f64 };
+        let seat = self.residents.len() < self.config.max_num_seqs as usize;
+        (seat && wanted + spare as usize <= self.pool.free()).then_some((chunk, hits))
+    }
+
+    /// The evict lever: preempts residents that decode or could, the worst first, until the head of the queue fits;
+    /// nobody if it does not fit even then. Each must be `evict_factor` times worse than the head.
+    fn evict_for(&mut self, head: usize, overdue: bool, budget: u32, prefilling: &[usize], now: f64) -> bool {
+        if !self.spec.levers.evict || now < self.next_eviction_s {
+            return false;
+        }
+        let key = |id: usize| self.order_key(id, self.spec.memory_weight);
+        let bar = if overdue { f64::NEG_INFINITY } else { key(head) + self.spec.evict_factor.ln() };
+        let may_go = |&id: &usize| {
+            !self.requests[id].ends() && !self.requests[id].prefills() && !prefilling.contains(&id) && key(id) > bar
+        };
+        let mut worse: Vec<usize> = self.residents.iter().copied().filter(may_go).collect();
+        worse.sort_by(|&x, &y| key(y).total_cmp(&key(x)).then(y.cmp(&x)));
+        // Try it: without the first of them, the first two, and so on.
+        let (pool, residents) = (self.pool.clone(), self.residents.clone());
+        let enough = (1..=worse.len()).find(|&count| {
+            let victim = worse[count - 1];
+            self.pool.release(&self.requests[victim].blocks);
+            self.residents.retain(|&id| id != victim);
+            self.fits(head, budget).is_some()
+        });
+        (self.pool, self.residents) = (pool, residents);
+        let Some(count) = enough else { return false };
+        for &victim in &worse[..count] {
+            self.preempt(victim, now);
+        }
+        self.next_eviction_s = now + count as f64 / self.spec.evict_per_s;
+        true
+    }
+
+    /// Makes a waiting request a resident.
+    fn admit(&mut self, id: usize, chunk: u32, hits: Vec<usize>, now: f64) {
+        for &block in &hits {
+            self.pool.share(block);
+        }
+        self.waiting.retain(|&other| other != id);
+        self.residents.push(id);
+        let request = &mut self.requests[id];
+        self.waited_s += now - request.queued;
+        request.stored = hits.len() as u32 * self.config.block_size;
+        request.blocks = hits;
+        request.target = request.prompt + request.generated;
+        request.idle_steps = 0;
+        self.allocate(id, self.requests[id].stored + chunk);
+        self.store(id, chunk);
+    }
+
+    /// The end of a step: its tokens, and in order of time what else has happened by then.
+    fn deliver(&mut self, step: &Step, now: f64) {
+        self.take_in_before(now);
+        for &id in &step.tokens {
+            let request = &mut self.requests[id];
+            request.delivered += 1;
+            if request.delivered == 1 {
+                request.first_token_s = now;
+            }
+            if request.delivered == request.output {
+                request.finish_s = now;
+                self.finished += 1;
+                self.finished_tokens += f64::from(request.output);
+                self.inside -= 1;
+                self.residents.retain(|&other| other != id);
+                let blocks = std::mem::take(&mut request.blocks);
+                self.pool.release(&blocks);
+            }
+        }
+        self.take_in(now);
+    }
+}

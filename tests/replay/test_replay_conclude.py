@@ -21,7 +21,7 @@ def test_leap_against_fcfs_with_the_tail_and_the_oracle(make_document: Make, cor
     )
     assert document["conclusions"][0] == (
         "At load 1.2 (2.65 req/s): LEAP cuts mean PTL by 86 % (85 to 88) against FCFS; P99 E2EL changes by +12 %; "
-        "the oracle (srpt-oracle) cuts it by 90 %."
+        "the oracle cuts mean PTL by 90 %."
     )
 
 

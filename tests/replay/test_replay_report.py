@@ -41,7 +41,8 @@ def test_undefined_is_a_dash() -> None:
     assert interval_cell(None) == "-"
     assert interval_cell({"mean": None, "ci95": None}) == "-"
     assert interval_cell({"mean": 1234.0, "ci95": None}, 1e-3) == "1.23"
-    assert interval_cell({"mean": 63.0, "ci95": [58.0, 68.0]}) == "63.0 ±5.00"
+    assert interval_cell({"mean": 63.0, "ci95": [58.0, 68.0]}) == "63.0 ±5.0"
+    assert interval_cell({"mean": 630.0, "ci95": [629.8, 630.2]}) == "630 ±0.20"
 
 
 def test_the_tables_fit_120_columns_and_hold_every_policy(make_document: Make, core_result: Make, paired: Make) -> None:
@@ -67,8 +68,8 @@ def test_a_sweep_of_many_points_fits_too(make_document: Make, core_result: Make)
     lines = rendered(make_document(entries, sweep={"load": loads}))
     assert max(len(line) for line in lines) <= 120
     text = "\n".join(lines)
-    assert "load 0.6" in text
-    assert "load 1.6" in text
+    assert "Mean PTL, ms, by load" in text
+    assert sum(line.split()[:2] == ["policy", "0.6"] and line.split()[-1] == "1.6" for line in lines) == 3
 
 
 def test_only_the_chosen_percentiles_are_kept(make_document: Make, core_result: Make) -> None:

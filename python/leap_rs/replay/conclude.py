@@ -19,7 +19,7 @@ def conclude(document: Mapping[str, Any], point: int) -> str:
     base = next((result for result in results if result["policy"] == "fcfs"), None)
     share = (base or results[0])["queue"].get("share_of_steps_with_queue")
     if share == 0 and _all_equal(results):
-        return f"{where}: no policy can matter at this load, because there is no queue{_hint(document)}."
+        return f"{where}: no policy can matter at this load, because there is no queue (--load N makes one: N times the measured FCFS capacity)."
     if base is None:
         return f"{where}: fcfs was not replayed, so there is nothing to compare with (add --policy fcfs)."
     subject = _subject(results)
@@ -122,8 +122,7 @@ def _oracle(results: Sequence[Mapping[str, Any]]) -> str | None:
             if result["policy"].split(":")[0] == name:
                 change = _mean(result, "mean_ptl_ms")
                 if change is not None:
-                    verb = "cuts" if change <= 0 else "raises"
-                    return f"the oracle ({name}) {verb} it by {_plain(abs(change))} %" if len(results) else None
+                    return f"the oracle {'cuts' if change <= 0 else 'raises'} mean PTL by {_plain(abs(change))} %"
     return None
 
 
@@ -137,10 +136,6 @@ def _all_equal(results: Sequence[Mapping[str, Any]]) -> bool:
     values = [result["metrics"]["mean_ptl_ms"]["mean"] for result in results]
     known = [value for value in values if value is not None]
     return len(known) == len(values) and max(known) - min(known) <= 1e-9 * max(1.0, max(known))
-
-
-def _hint(document: Mapping[str, Any]) -> str:
-    return " (raise it with --load, a multiple of the measured FCFS capacity)"
 
 
 def _seldom(share: float | None) -> str:

@@ -13,29 +13,33 @@ from .conclude import ORACLES, describe_point, number
 
 WIDTH = 120
 MAX_QUARTILES = 4
-POINTS_A_TABLE = 9
+POINTS_A_TABLE = 11
 Result = Mapping[str, Any]
 
 
+def _decimals(size: float) -> int:
+    return 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+
+
 def cell(value: float | None, scale: float = 1.0) -> str:
-    """Three significant digits at most two decimals; '-' for an undefined number."""
+    """Three significant digits, at most two decimals; '-' for an undefined number."""
     if value is None:
         return "-"
     value = value * scale
-    size = abs(value)
-    if size >= 99_950:
-        return f"{value / 1000:.0f}k"
-    return f"{value:.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+    return f"{value / 1000:.0f}k" if abs(value) >= 99_950 else f"{value:.{_decimals(abs(value))}f}"
 
 
 def interval_cell(value: Mapping[str, Any] | None, scale: float = 1.0) -> str:
-    """A mean and the half width of its 95 % interval."""
+    """A mean and the half width of its 95 % interval, to the decimals of the mean unless that would hide it."""
     mean = None if value is None else value["mean"]
     text = cell(mean, scale)
     if value is None or mean is None or value["ci95"] is None:
         return text
-    low, high = value["ci95"]
-    return f"{text} ±{cell((high - low) / 2, scale)}"
+    half = (value["ci95"][1] - value["ci95"][0]) / 2 * scale
+    if text.endswith("k"):
+        return f"{text} ±{cell(half)}"
+    rounded = f"{half:.{_decimals(abs(mean * scale))}f}"
+    return f"{text} ±{rounded if float(rounded) > 0 else cell(half)}"
 
 
 def render(document: Mapping[str, Any], console: Console) -> None:
@@ -46,16 +50,18 @@ def render(document: Mapping[str, Any], console: Console) -> None:
         results = document["results"]
         for table in (_main_table(document, results), _latency_table(document, results), _order_table(document, results)):
             if table is not None:
+                _print(console, "")
                 console.print(table)
     else:
         for title, value in (
-            ("mean PTL, ms", _metric("mean_ptl_ms")),
-            ("mean E2EL, s", _metric("mean_e2el_ms", 1e-3)),
+            ("Mean PTL, ms", _metric("mean_ptl_ms")),
             (f"P{_top(document)} E2EL, s", _metric(f"p{_top(document)}_e2el_ms", 1e-3)),
-            ("requests per second", _metric("request_throughput")),
+            ("Requests a second", _metric("request_throughput")),
         ):
             for start in range(0, len(points), POINTS_A_TABLE):
+                _print(console, "")
                 console.print(_sweep_table(document, title, value, range(start, min(start + POINTS_A_TABLE, len(points)))))
+    _print(console, "")
     for note in document["notes"]:
         _print(console, f"note: {note}", style="dim")
     for sentence in document["conclusions"]:
@@ -78,13 +84,20 @@ def _header(document: Mapping[str, Any]) -> str:
         lines.append(f"{kind} readout: " + ("none, learns from zero" if used is None else str(used["path"])))
     if len(config["points"]) == 1:
         seeds = config["seeds"]
-        lines.append(f"{describe_point(document, 0)}; {seeds} seed{'s' * (seeds > 1)}, ± is half a 95 % interval")
+        about = f"mean over {seeds} seeds, ± is half a 95 % interval" if seeds > 1 else "one seed"
+        lines.append(f"{describe_point(document, 0)}{_capacity(config)}; {about}")
     return "\n".join(lines)
+
+
+def _capacity(config: Mapping[str, Any]) -> str:
+    found = config.get("capacity_rps")
+    value = found[0] if isinstance(found, list) and found else found
+    return f"; FCFS capacity {number(value)} req/s" if isinstance(value, (int, float)) else ""
 
 
 def _table(title: str) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold"
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=""
     )
     table.add_column("policy", overflow="ellipsis", max_width=24, no_wrap=True)
     return table
@@ -160,7 +173,7 @@ def _latency_table(document: Mapping[str, Any], results: Sequence[Result]) -> Ta
 
 def _order_table(document: Mapping[str, Any], results: Sequence[Result]) -> Table:
     quartiles = next((result["by_quartile"] for result in results if result["by_quartile"]), [])[:MAX_QUARTILES]
-    table = _table("Mean E2EL in s by quartile of true length (tokens), queue, and rank correlation of the predictions")
+    table = _table("Mean E2EL, s, of answers up to N tokens (quartiles); queue; rank correlation of the predictions")
     getters: list[Callable[[Result], str]] = []
     for i, quartile in enumerate(quartiles):
         _column(table, f"<={quartile['max_output_tokens']:.0f}")
@@ -196,9 +209,10 @@ def _sweep_table(document: Mapping[str, Any], title: str, value: Callable[[Resul
         for key in ("load", "request_rate", "decode_slots", "max_num_seqs", "aging_rate")
         if len({str(p[key]) for p in settings}) > 1
     ]
-    short = {"load": "load", "request_rate": "rate", "decode_slots": "slots", "max_num_seqs": "seqs", "aging_rate": "aging"}
+    by = " and ".join(key.replace("_", "-") for key in varied)
+    table.title = f"{title}, by {by}"
     for point in points:
-        _column(table, "\n".join(f"{short[key]} {settings[point][key]:g}" for key in varied))
+        _column(table, "\n".join(f"{settings[point][key]:g}" for key in varied))
     for policy in dict.fromkeys(result["policy"] for result in document["results"]):
         by_point = {result["point"]: result for result in document["results"] if result["policy"] == policy}
         table.add_row(policy, *[value(by_point[point]) if point in by_point else "-" for point in points])

@@ -23,7 +23,9 @@ def shared(a: np.ndarray, b: np.ndarray) -> int:
     return int(different[0]) if different.size else n
 
 
-@given(st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=2, max_size=2), st.sampled_from([2, 4, 8, 16, 32, 64]))
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=2, max_size=2), st.sampled_from([2, 4, 8, 16, 32, 64])
+)
 def test_resized_blocks_share_what_the_old_ones_share(rows: list[list[int]], new: int) -> None:
     """Of 16-token blocks: shared tokens are rounded down to whole new blocks, in both directions."""
     resized = resize_blocks(*offsets_of(rows), 16, new)

@@ -1,4 +1,4 @@
-"""Replay a recorded trace under several scheduling policies: `leap_rs.replay(trace, ...)` and the `leap-replay` command."""
+"""Replay a recorded trace under several scheduling policies: `leap_rs.replay(...)` and the `leap-replay` command."""
 
 from __future__ import annotations
 

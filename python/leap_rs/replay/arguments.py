@@ -7,23 +7,31 @@ import typer
 
 _LOAD, _ENGINE, _POLICY, _REPORT, _TRACE = "Load", "Engine", "Policies", "Report", "Trace"
 
-Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file of any format that leap reads.", show_default=False)]
+Trace = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="Trace file of any format that leap reads.", show_default=False)
+]
 Load = Annotated[
     float | None,
     typer.Option(
-        help="Offered load as a multiple of the FCFS capacity measured on this trace; scales the trace's own arrival times. Without --load and --request-rate they are replayed as they are.",
+        help=(
+            "Offered load as a multiple of the FCFS capacity measured on this trace; scales the trace's own "
+            "arrival times. Without --load and --request-rate they are replayed as they are."
+        ),
         rich_help_panel=_LOAD,
     ),
 ]
 RequestRate = Annotated[
     float | None,
     typer.Option(
-        help="Requests per second with Gamma arrivals that replace the trace's own; inf sends all at once.", rich_help_panel=_LOAD
+        help="Requests per second with Gamma arrivals that replace the trace's own; inf sends all at once.",
+        rich_help_panel=_LOAD,
     ),
 ]
 Burstiness = Annotated[
     float,
-    typer.Option(help="Shape of the Gamma arrivals of --request-rate: 1 is Poisson, below it burstier.", rich_help_panel=_LOAD),
+    typer.Option(
+        help="Shape of the Gamma arrivals of --request-rate: 1 is Poisson, below it burstier.", rich_help_panel=_LOAD
+    ),
 ]
 NumPrompts = Annotated[int | None, typer.Option(help="Replay only the first N requests.", rich_help_panel=_LOAD)]
 MaxConcurrency = Annotated[
@@ -37,7 +45,10 @@ Seed = Annotated[int, typer.Option(help="Seed of everything random.", rich_help_
 Seeds = Annotated[
     int,
     typer.Option(
-        help="Runs a policy: the first replays the trace as recorded, each further one deals the requests anew over the same arrival times.",
+        help=(
+            "Runs a policy: the first replays the trace as recorded, each further one deals the requests anew "
+            "over the same arrival times."
+        ),
         rich_help_panel=_LOAD,
     ),
 ]
@@ -45,16 +56,24 @@ Sweep = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=START:STOP:STEP",
-        help="Replay over a grid (or NAME=A,B,C) of load, decode-slots, max-num-seqs or aging-rate; repeat it for a product.",
+        help=(
+            "Replay over a grid (or NAME=A,B,C) of load, decode-slots, max-num-seqs or aging-rate; repeat it for "
+            "a product."
+        ),
         rich_help_panel=_LOAD,
     ),
 ]
-Engine = Annotated[str, typer.Option(help="Engine preset; a name that does not exist lists them.", rich_help_panel=_ENGINE)]
+Engine = Annotated[
+    str, typer.Option(help="Engine preset; a name that does not exist lists them.", rich_help_panel=_ENGINE)
+]
 CostModel = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="JSON with the seven step-time coefficients (alone or under 'cost', then limits may stand beside it); replaces those of --engine.",
+        help=(
+            "JSON with the seven step-time coefficients (alone or under 'cost', then limits may stand beside it); "
+            "replaces those of --engine."
+        ),
         rich_help_panel=_ENGINE,
     ),
 ]
@@ -67,7 +86,10 @@ MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Tokens a step.", 
 KvTokens = Annotated[
     int | None,
     typer.Option(
-        help="KV cache in tokens as vLLM counts it, num_gpu_blocks x block size: this includes the null block, so one block of it is never usable.",
+        help=(
+            "KV cache in tokens as vLLM counts it, num_gpu_blocks x block size: this includes the null block, so "
+            "one block of it is never usable."
+        ),
         rich_help_panel=_ENGINE,
     ),
 ]
@@ -78,7 +100,9 @@ Watermark = Annotated[
 EnableChunkedPrefill = Annotated[
     bool,
     typer.Option(
-        "--enable-chunked-prefill/--no-enable-chunked-prefill", help="Split a prompt over steps.", rich_help_panel=_ENGINE
+        "--enable-chunked-prefill/--no-enable-chunked-prefill",
+        help="Split a prompt over steps.",
+        rich_help_panel=_ENGINE,
     ),
 ]
 EnablePrefixCaching = Annotated[
@@ -110,7 +134,11 @@ Policy = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME[:key=value,...]",
-        help="A policy to replay, repeatable: fcfs, sjf-prompt, hrrn, las, mlfq, leap-frozen, leap-paper, leap, score:NAME, sjf-oracle, srpt-oracle. Keys: levers, order, objective, rls, aging_rate, memory_weight, wait_cap_steps. All that can run by default.",
+        help=(
+            "A policy to replay, repeatable: fcfs, sjf-prompt, hrrn, las, mlfq, leap-frozen, leap-paper, leap, "
+            "score:NAME, sjf-oracle, srpt-oracle. Keys: levers, order, objective, rls, aging_rate, memory_weight, "
+            "wait_cap_steps. All that can run by default."
+        ),
         rich_help_panel=_POLICY,
     ),
 ]
@@ -125,7 +153,9 @@ Readout = Annotated[
 ]
 WaitCapS = Annotated[
     float | None,
-    typer.Option(help="A request that has waited for so many seconds goes first, whatever its key.", rich_help_panel=_POLICY),
+    typer.Option(
+        help="A request that has waited for so many seconds goes first, whatever its key.", rich_help_panel=_POLICY
+    ),
 ]
 Goodput = Annotated[
     list[str] | None,
@@ -135,9 +165,13 @@ Goodput = Annotated[
         rich_help_panel=_REPORT,
     ),
 ]
-PercentileMetrics = Annotated[str, typer.Option(help="Metrics whose percentiles are reported.", rich_help_panel=_REPORT)]
+PercentileMetrics = Annotated[
+    str, typer.Option(help="Metrics whose percentiles are reported.", rich_help_panel=_REPORT)
+]
 MetricPercentiles = Annotated[str, typer.Option(help="Percentiles to report.", rich_help_panel=_REPORT)]
-JsonOutput = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.", rich_help_panel=_REPORT)]
+JsonOutput = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON and nothing else.", rich_help_panel=_REPORT)
+]
 SaveResult = Annotated[
     bool, typer.Option("--save-result", help="Write the result as JSON to a file too.", rich_help_panel=_REPORT)
 ]
@@ -161,6 +195,10 @@ Strict = Annotated[
 ]
 Sort = Annotated[
     bool,
-    typer.Option("--sort", help="Sort a foreign trace whose times run backwards instead of refusing it.", rich_help_panel=_TRACE),
+    typer.Option(
+        "--sort", help="Sort a foreign trace whose times run backwards instead of refusing it.", rich_help_panel=_TRACE
+    ),
 ]
-Threads = Annotated[int | None, typer.Option(help="Simulations at a time.", show_default="the CPUs", rich_help_panel=_REPORT)]
+Threads = Annotated[
+    int | None, typer.Option(help="Simulations at a time.", show_default="the CPUs", rich_help_panel=_REPORT)
+]

@@ -110,7 +110,7 @@ def leap_replay(
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
         # The reader of a pipe (head, less) has gone: nothing is wrong, and Python must not complain when it flushes.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         raise typer.Exit(0) from None
 
 

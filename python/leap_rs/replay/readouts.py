@@ -20,7 +20,7 @@ ORACLES = ("sjf-oracle", "srpt-oracle")
 
 @dataclass
 class Chosen:
-    """The readout files in force; None means that this readout learns from zero (or that the trace has no features for it)."""
+    """The readout files in force; None where a readout learns from zero or the trace has no features for it."""
 
     state: Path | None = None
     prompt: Path | None = None
@@ -40,7 +40,7 @@ def choose(
     metadata: Mapping[str, str],
     trace_path: Path | None,
 ) -> Chosen:
-    """Find, load and check the readouts. One that was asked for must fit; one that merely lies there is left alone if not."""
+    """Find, load and check the readouts. One that was asked for must fit; one that merely lies there is left alone."""
     chosen = Chosen()
     if requested == "none" or (requested is not None and str(requested) == "none"):
         pass
@@ -64,7 +64,13 @@ def choose(
 
 
 def _take(
-    chosen: Chosen, path: Path, frame: pl.DataFrame, metadata: Mapping[str, str], trace_path: Path | None, *, required: bool
+    chosen: Chosen,
+    path: Path,
+    frame: pl.DataFrame,
+    metadata: Mapping[str, str],
+    trace_path: Path | None,
+    *,
+    required: bool,
 ) -> None:
     readout = Readout.load(str(path))
     meta: dict[str, Any] = dict(readout.meta)
@@ -90,7 +96,7 @@ def _take(
     }
     if trace_path is not None and _was_trained_on(_names(meta), trace_path):
         chosen.notes.append(
-            f"{path} was fitted on this very trace: its predictions are better here than on traffic that it has not seen"
+            f"{path} was fitted on this very trace: its predictions are better here than on other traffic"
         )
 
 
@@ -126,7 +132,9 @@ def default_policies(frame: pl.DataFrame, chosen: Chosen) -> tuple[list[str], li
     policies = list(WITHOUT_PREDICTOR)
     has_state, has_prompt = "features" in frame.columns, "prompt_features" in frame.columns
     if not (has_state or has_prompt):
-        notes.append("leap-frozen, leap-paper and leap are left out: the trace has neither features nor prompt_features")
+        notes.append(
+            "leap-frozen, leap-paper and leap are left out: the trace has neither features nor prompt_features"
+        )
     elif not has_state:
         notes.append("leap-frozen and leap-paper are left out: the trace has no features")
     elif chosen.state is None:

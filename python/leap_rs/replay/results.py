@@ -17,7 +17,13 @@ from leap_rs._leap import LeapError
 from .options import METRICS, Options
 
 VERSION = 1
-QUEUE_KEYS = ("mean_waiting", "share_of_steps_with_queue", "steps_blocked_by_memory", "preemptions", "wait_cap_promotions")
+QUEUE_KEYS = (
+    "mean_waiting",
+    "share_of_steps_with_queue",
+    "steps_blocked_by_memory",
+    "preemptions",
+    "wait_cap_promotions",
+)
 PREDICTION_KEYS = ("spearman", "kendall_tau_b", "mae_tokens")
 POINT_KEYS = ("load", "request_rate", "decode_slots", "max_num_seqs", "aging_rate")
 
@@ -44,7 +50,7 @@ class ReplayResult:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         try:
             temporary.write_text(self.to_json() + "\n", encoding="utf-8")
-            os.replace(temporary, target)
+            temporary.replace(target)
         except OSError as error:
             raise LeapError(f"{target}: cannot be written: {error.strerror or error}") from error
         finally:
@@ -53,6 +59,7 @@ class ReplayResult:
 
     @property
     def notes(self) -> list[str]:
+        """What was left out, assumed or found odd, one sentence each."""
         return list(self._document["notes"])
 
     @property
@@ -62,14 +69,14 @@ class ReplayResult:
 
     @property
     def requests(self) -> pl.DataFrame:
-        """A row a request, policy and seed. Times in seconds from the start of the replay; a seed is its index, 0 first."""
+        """A row a request, policy and seed; times in seconds from the start of the replay, seeds by index from 0."""
         if self._requests is None:
             raise LeapError("the rows of single requests were not kept: replay with keep_requests=True")
         return self._requests
 
     @property
     def summary(self) -> pl.DataFrame:
-        """A row a policy and point: means over the seeds under the names of the result object, `*_ci95_lo|hi` beside them."""
+        """A row a policy and point: means over the seeds, named as in `to_dict`, with `*_ci95_lo` and `_hi` beside them."""
         rows: list[dict[str, Any]] = []
         for result in self._document["results"]:
             row = {key: result[key] for key in ("policy", *POINT_KEYS, "seeds")}
@@ -84,7 +91,7 @@ class ReplayResult:
             row.update({key: result["prediction"].get(key) for key in PREDICTION_KEYS})
             rows.append(row)
         names = list(dict.fromkeys(name for row in rows for name in row))
-        kinds: dict[str, Any] = {name: pl.Float64 for name in names}
+        kinds: dict[str, Any] = dict.fromkeys(names, pl.Float64)
         kinds.update(policy=pl.String, seeds=pl.UInt32, decode_slots=pl.UInt32, max_num_seqs=pl.UInt32)
         return pl.DataFrame(rows, schema={name: kinds[name] for name in names})
 
@@ -187,7 +194,10 @@ def _interval(value: Any) -> dict[str, Any]:
 def _flat(group: Mapping[str, Any]) -> dict[str, Any]:
     """Plain means by key, and the intervals together under `ci95`."""
     pairs = {key: _interval(value) for key, value in group.items()}
-    return {**{key: pair["mean"] for key, pair in pairs.items()}, "ci95": {key: pair["ci95"] for key, pair in pairs.items()}}
+    return {
+        **{key: pair["mean"] for key, pair in pairs.items()},
+        "ci95": {key: pair["ci95"] for key, pair in pairs.items()},
+    }
 
 
 def _prediction(group: Mapping[str, Any] | None) -> dict[str, Any]:

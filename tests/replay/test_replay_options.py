@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from leap_rs._leap import ConfigError
+
 from leap_rs.replay.options import METRICS, SWEPT, Options, build, grid
 
 TEXT = st.text(alphabet="abx:=,.- 013", max_size=8)
@@ -120,13 +120,6 @@ def test_a_wrong_option_is_named(values: dict[str, Any], option: str, part: str)
     assert message.startswith(f"{option}: ")
     assert part in message
     assert "\n" not in message
-
-
-def test_the_command_line_gets_its_own_spelling() -> None:
-    with pytest.raises(ConfigError, match=r"^--max-num-seqs: "):
-        build({"max_num_seqs": 0}, command_line=True)
-    with pytest.raises(ConfigError, match=r"^--policy: "):
-        build({"policies": ()}, command_line=True)
 
 
 @given(

@@ -58,8 +58,8 @@ def to_columns(frame: pl.DataFrame, *, trace_block: int, engine_block: int) -> t
         resized = resize_blocks(offsets, hashes, trace_block, engine_block)
         if resized is None:
             notes.append(
-                f"prefix blocks of {trace_block} tokens do not fit KV blocks of {engine_block} tokens: replayed without "
-                f"a shared prefix (choose --block-size as a multiple or a divisor of {trace_block})"
+                f"prefix blocks of {trace_block} tokens do not fit KV blocks of {engine_block} tokens: replayed "
+                f"without a shared prefix (choose --block-size as a multiple or a divisor of {trace_block})"
             )
         else:
             columns["prefix_block_offsets"], columns["prefix_block_hashes"] = resized

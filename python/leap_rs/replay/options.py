@@ -1,7 +1,7 @@
 """Every option of a replay in one validated model.
 
-The command line and the Python face share it, so a value is refused in one place, with one `ConfigError` that names the
-option the way its user spelled it (`--max-num-seqs` or `max_num_seqs`).
+The command line and the Python face share it, so a value is refused in one place, with one `ConfigError` that starts with
+the option's name; the command respells that name (`--max-num-seqs`).
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ class Options(BaseModel):
         return [{**base, **dict(zip(axes, values, strict=True))} for values in product(*axes.values())]
 
 
-def build(values: dict[str, Any], *, command_line: bool = False) -> Options:
-    """Validate `values`; a `ConfigError` names the first option that is wrong, as the caller spells it."""
+def build(values: dict[str, Any]) -> Options:
+    """Validate `values`; a `ConfigError` names the first option that is wrong (`max_num_seqs: ...`)."""
     try:
         return Options.model_validate(values)
     except ValidationError as error:
@@ -253,6 +253,4 @@ def build(values: dict[str, Any], *, command_line: bool = False) -> Options:
             message = "no such option"
         elif "got" not in message:
             message = f"{message[0].lower()}{message[1:]}, got {values.get(name)!r}"
-        if name and command_line:
-            name = "--" + {"policies": "policy"}.get(name, name).replace("_", "-")
         raise ConfigError(f"{name}: {message}" if name else message) from None

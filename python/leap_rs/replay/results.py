@@ -76,7 +76,7 @@ class ReplayResult:
 
     @property
     def summary(self) -> pl.DataFrame:
-        """A row a policy and point: means over the seeds, named as in `to_dict`, with `*_ci95_lo` and `_hi` beside them."""
+        """A row a policy and point: means over the seeds as in `to_dict`, with `*_ci95_lo` and `_hi` beside them."""
         rows: list[dict[str, Any]] = []
         for result in self._document["results"]:
             row = {key: result[key] for key in ("policy", *POINT_KEYS, "seeds")}

@@ -41,8 +41,8 @@ def replay(
     policies: specifications `NAME[:key=value,...]`; by default every policy that can run on this trace.
     load: offered load as a multiple of the FCFS capacity measured on the same trace, one or several; the trace's own
     arrival times without it.
-    seeds: runs a policy and load; the first replays the trace as recorded, each further one deals the requests anew over
-    the same arrival times. Intervals are 95 % by Student's t over them.
+    seeds: runs a policy and load; the first replays the trace as recorded, each further one deals the requests anew
+    over the same arrival times. Intervals are 95 % by Student's t over them.
     keep_requests: whether `ReplayResult.requests` holds a row a request, policy and seed.
     progress: called with the share done, from 0 to 1.
     options: those of the `leap-replay` command with underscores (`request_rate`, `engine`, `decode_slots`, `kv_tokens`,

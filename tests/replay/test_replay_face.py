@@ -38,7 +38,7 @@ def test_default_policies_in_one_table(sharegpt: ReplayResult) -> None:
         *("fcfs", "sjf-prompt", "hrrn", "las", "mlfq", "leap-paper", "leap", "sjf-oracle", "srpt-oracle")
     ]
     assert any(note.startswith("leap-frozen is left out") for note in sharegpt.notes)
-    assert any("learns from zero" in note for note in sharegpt.notes)
+    assert any("state readout learns from zero" in note for note in sharegpt.notes)
 
 
 def test_the_oracle_is_best_and_nothing_is_lost(sharegpt: ReplayResult) -> None:

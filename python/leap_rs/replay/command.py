@@ -18,7 +18,8 @@ from . import arguments
 if TYPE_CHECKING:
     from .results import ReplayResult
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+# Plain help: boxes cut long option names at 80 columns.
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 INTERRUPTED = 130
 WIDTH = 120

@@ -1,4 +1,4 @@
-"""Which readouts a replay uses, and which policies can run with what is there."""
+"""Which readouts and which policies a replay uses where the user does not say."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from leap_rs._leap import Readout, ReadoutError
 
 from .columns import score_names
 
+LENGTH_TERMS = 3  # a prompt readout on the length terms alone needs no column
 DEFAULT_NAME = "readout.safetensors"
 WITHOUT_PREDICTOR = ("fcfs", "sjf-prompt", "hrrn", "las", "mlfq")
+LEAP = ("leap-frozen", "leap-paper", "leap")
 ORACLES = ("sjf-oracle", "srpt-oracle")
 
 
@@ -59,7 +61,6 @@ def choose(
     for kind, column in (("state", "features"), ("prompt", "prompt_features")):
         if column in frame.columns and kind not in chosen.used:
             chosen.used[kind] = None
-            chosen.notes.append(f"no {kind} readout: it learns from zero during the replay")
     return chosen
 
 
@@ -103,6 +104,8 @@ def _take(
 def _misfit(
     d: int, meta: Mapping[str, Any], frame: pl.DataFrame, metadata: Mapping[str, str], column: str, *, state: bool
 ) -> str | None:
+    if column not in frame.columns and not state and d == LENGTH_TERMS:
+        return None
     if column not in frame.columns:
         return f"the trace has no column {column}"
     dtype = frame.schema[column]
@@ -126,25 +129,6 @@ def _was_trained_on(names: Sequence[str], trace_path: Path) -> bool:
     return any(name.replace("\\", "/").rsplit("/", 1)[-1] == trace_path.name for name in names)
 
 
-def default_policies(frame: pl.DataFrame, chosen: Chosen) -> tuple[list[str], list[str]]:
-    """The policies that are replayed where none is named, and notes on those that cannot run on this trace."""
-    notes: list[str] = []
-    policies = list(WITHOUT_PREDICTOR)
-    has_state, has_prompt = "features" in frame.columns, "prompt_features" in frame.columns
-    if not (has_state or has_prompt):
-        notes.append(
-            "leap-frozen, leap-paper and leap are left out: the trace has neither features nor prompt_features"
-        )
-    elif not has_state:
-        notes.append("leap-frozen and leap-paper are left out: the trace has no features")
-    elif chosen.state is None:
-        notes.append("leap-frozen is left out: it needs a state readout (--readout FILE, written by leap-fit)")
-    if has_state and chosen.state is not None:
-        policies.append("leap-frozen")
-    if has_state:
-        policies.append("leap-paper")
-    if has_state or has_prompt:
-        policies.append("leap")
-    policies.extend(f"score:{name}" for name in score_names(frame))
-    policies.extend(ORACLES)
-    return policies, notes
+def default_policies(frame: pl.DataFrame) -> list[str]:
+    """The policies that are replayed where none is named; the core leaves out, and tells, those that cannot run."""
+    return [*WITHOUT_PREDICTOR, *LEAP, *(f"score:{name}" for name in score_names(frame)), *ORACLES]

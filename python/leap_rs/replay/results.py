@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import polars as pl
 
 from leap_rs._leap import LeapError
 
-from .options import METRICS, Options
+from .options import Options
 
 VERSION = 1
 QUEUE_KEYS = (
@@ -157,20 +158,17 @@ def _unfit(left_out: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _result(one: Mapping[str, Any], points: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
     point = points[one["point"]]
-    dropped = {
-        f"p{_number(p)}_{metric}_ms"
-        for p in options.metric_percentiles
-        for metric in METRICS
-        if metric not in options.percentile_metrics
-    }
+    asked = {f"p{p:g}_{metric}_ms" for p in options.metric_percentiles for metric in options.percentile_metrics}
     return {
         "policy": one["policy"],
         "point": one["point"],
         "load": one["load"],
-        "request_rate": one["request_rate"],
+        "request_rate": "inf" if point["request_rate"] == "inf" else one["request_rate"],
         **{key: point[key] for key in ("decode_slots", "max_num_seqs", "aging_rate")},
         "seeds": one["seeds"],
-        "metrics": {key: _interval(value) for key, value in one["metrics"].items() if key not in dropped},
+        "metrics": {
+            key: _interval(value) for key, value in one["metrics"].items() if key in asked or not re.match(r"p\d", key)
+        },
         "by_quartile": [
             {key: _interval(value) if isinstance(value, Mapping) else value for key, value in quartile.items()}
             for quartile in one["by_quartile"]
@@ -179,10 +177,6 @@ def _result(one: Mapping[str, Any], points: Sequence[Mapping[str, Any]], options
         "prediction": _prediction(one.get("prediction")),
         "paired": {key: _interval(value) for key, value in (one.get("paired") or {}).items()},
     }
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else str(value)
 
 
 def _interval(value: Any) -> dict[str, Any]:

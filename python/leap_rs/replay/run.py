@@ -76,8 +76,7 @@ def run(
     chosen = readouts.choose(options.readout, frame=frame, metadata=trace.metadata, trace_path=trace_path)
     notes += column_notes + chosen.notes
     if options.policies is None:
-        policies, policy_notes = readouts.default_policies(frame, chosen)
-        notes += policy_notes
+        policies = readouts.default_policies(frame)
     else:
         policies = list(dict.fromkeys(options.policies))
     points = options.points()
@@ -105,6 +104,7 @@ def run(
         keep_requests,
     )
     answer = json.loads(text)
+    policies = list(dict.fromkeys(result["policy"] for result in answer["results"]))
     about = {
         "path": None if trace_path is None else str(trace_path),
         "format": trace.format,

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from leap_rs._leap import ConfigError, ReadoutError, TraceError
 
+import leap_rs.replay
+from leap_rs._leap import ConfigError, ReadoutError, TraceError
 from leap_rs.replay import ReplayResult, replay
 from leap_rs.trace import read_trace
 
@@ -106,6 +107,14 @@ def test_a_wrong_frame_or_option_is_refused() -> None:
         replay(good, load=-1.0)
     with pytest.raises(TraceError, match="DataFrame"):
         replay([1, 2])  # type: ignore[arg-type]
+
+
+def test_package_and_function_share_a_name_in_any_import_order() -> None:
+    import leap_rs.replay.run as run
+    from leap_rs.replay import replay as function
+
+    assert callable(leap_rs.replay)
+    assert function is run.replay
 
 
 def test_scores_of_others_are_replayed(traces: Path) -> None:

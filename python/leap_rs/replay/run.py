@@ -75,10 +75,8 @@ def run(
     arrays, column_notes = columns.to_columns(frame, trace_block=block, engine_block=core_engine["block_size"])
     chosen = readouts.choose(options.readout, frame=frame, metadata=trace.metadata, trace_path=trace_path)
     notes += column_notes + chosen.notes
-    if options.policies is None:
-        policies = readouts.default_policies(frame)
-    else:
-        policies = list(dict.fromkeys(options.policies))
+    named = options.policies
+    policies = readouts.default_policies(frame) if named is None else list(dict.fromkeys(named))
     points = options.points()
     request = {
         "policies": policies,

@@ -176,8 +176,9 @@ class TestReadouts:
         assert "leap-frozen" not in off["config"]["policies"]
 
     def test_training_on_the_same_trace_is_pointed_out(self, home: Path, fit: Callable[..., None]) -> None:
-        fit(home / "readout.safetensors", trained_on=["elsewhere/code.parquet"])
-        assert any("very trace" in note for note in replay(home / "code.parquet", seeds=1, policies="fcfs").notes)
+        for name in ("code", "elsewhere/code.parquet"):
+            fit(home / "readout.safetensors", trained_on=["math", name])
+            assert any("very trace" in note for note in replay(home / "code.parquet", seeds=1, policies="fcfs").notes)
 
     @pytest.mark.parametrize("misfit", [{"d": 100}, {"model": "other"}, {"layer": 7}])
     def test_a_misfit_beside_the_trace_is_left_alone_but_refused_when_asked_for(

@@ -63,6 +63,7 @@ def to_columns(frame: pl.DataFrame, *, trace_block: int, engine_block: int) -> t
             )
         else:
             columns["prefix_block_offsets"], columns["prefix_block_hashes"] = resized
+            columns["prefix_block_size"] = engine_block
     return columns, notes
 
 

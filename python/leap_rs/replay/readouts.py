@@ -125,8 +125,8 @@ def _names(meta: Mapping[str, Any]) -> list[str]:
 
 
 def _was_trained_on(names: Sequence[str], trace_path: Path) -> bool:
-    # Files move between machines, so the file name decides and not the directory.
-    return any(name.replace("\\", "/").rsplit("/", 1)[-1] == trace_path.name for name in names)
+    # Files move between machines, so the file name decides and not the directory; leap-fit writes it without suffix.
+    return any(name.replace("\\", "/").rsplit("/", 1)[-1] in (trace_path.name, trace_path.stem) for name in names)
 
 
 def default_policies(frame: pl.DataFrame) -> list[str]:

@@ -70,7 +70,7 @@ class ReplayResult:
 
     @property
     def requests(self) -> pl.DataFrame:
-        """A row a request, policy and seed; times in seconds from the start of the replay, seeds by index from 0."""
+        """A row a request, policy and seed; times in seconds from the start of the replay."""
         if self._requests is None:
             raise LeapError("the rows of single requests were not kept: replay with keep_requests=True")
         return self._requests

@@ -146,3 +146,12 @@ def test_the_summary_has_a_row_a_policy_and_load(make_document: Make, core_resul
     assert summary["mean_ptl_ms_ci95_hi"].to_list() == [101.0] * 4
     assert summary["q4_mean_e2el_ms"].to_list() == [102_400.0] * 4
     assert summary.schema["spearman"] == pl.Float64
+
+
+def test_text_wraps_at_a_narrow_terminal_and_tables_stay_whole(make_document: Make, core_result: Make) -> None:
+    out = io.StringIO()
+    document = make_document([core_result(name, ptl=123_456.0) for name in POLICIES], load=1.2)
+    render(document, Console(file=out, width=120, highlight=False), text_width=60)
+    assert "…" not in out.getvalue().replace("score:length-of-the-oth…", "")
+    last = out.getvalue().splitlines()[-2:]
+    assert all(len(line) <= 60 for line in last)

@@ -22,7 +22,7 @@ pub fn spearman(x: &[f64], y: &[f64]) -> Option<f64> {
     if sxx == 0.0 || syy == 0.0 {
         return None;
     }
-    Some((sxy / (sxx.sqrt() * syy.sqrt())).clamp(-1.0, 1.0))
+    Some((sxy / (sxx * syy).sqrt()).clamp(-1.0, 1.0))
 }
 
 /// Kendall's tau-b in O(n log n) (Knight, "A computer method for calculating Kendall's tau with ungrouped data", 1966).

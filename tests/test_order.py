@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from leap_rs._leap import AgingQueue, ConfigError, LeapError, remaining, select_slots
 
 
@@ -22,7 +21,14 @@ def survival_by_integration(m: float, s: float, a: float, cap: float) -> float:
 
 @pytest.mark.parametrize(
     ("m", "s", "a", "cap"),
-    [(15, 5, 200, math.inf), (15, 5, 200, 300), (15, 5, 0, 1024), (10, 3, 900, 4096), (60, 20, 100, 2048), (8, 2, 400, math.inf)],
+    [
+        (15, 5, 200, math.inf),
+        (15, 5, 200, 300),
+        (15, 5, 0, 1024),
+        (10, 3, 900, 4096),
+        (60, 20, 100, 2048),
+        (8, 2, 400, math.inf),
+    ],
 )
 def test_survival_equals_the_integral(m: float, s: float, a: float, cap: float) -> None:
     assert remaining(m, s, a, cap)[0] == pytest.approx(survival_by_integration(m, s, a, cap), rel=1e-6)
@@ -205,5 +211,3 @@ def test_memory_term_counts_with_its_weight() -> None:
         queue.push(1, 10.0, 0.0, memory_tokens=16_000)
         queue.push(2, 20.0, 0.0, memory_tokens=500)
         assert queue.peek() == first
-
-

@@ -62,9 +62,7 @@ class AgingQueue:
     requests that the engine could admit: not for one that waits for a LoRA slot, a grammar or remote KV.
     """
 
-    def __init__(
-        self, aging_rate: float, *, memory_weight: float = 0.0, wait_cap_s: float | None = None
-    ) -> None:
+    def __init__(self, aging_rate: float, *, memory_weight: float = 0.0, wait_cap_s: float | None = None) -> None:
         """``aging_rate`` per second; ``memory_weight`` adds memory_weight * ln(memory_tokens) to the keys; a request
         that has waited longer than ``wait_cap_s`` goes first, the oldest ahead, wherever ``now_s`` is given.
 

@@ -50,6 +50,9 @@ fn the_longest_waiting_goes_before_the_shortest() {
     assert_eq!(select_slots(&[1.0, 2.0, 3.0, 4.0], &[0, 0, 130, 128], 2, Some(128)), [2, 3]);
     assert_eq!(select_slots(&[1.0, 2.0, 3.0, 4.0], &[0, 0, 130, 128], 1, Some(128)), [2]);
     assert_eq!(select_slots(&[1.0, 2.0, 3.0, 4.0], &[0, 0, 130, 128], 2, None), [0, 1]);
+    assert_eq!(select_slots(&[f64::NEG_INFINITY, 9.0], &[0, 0], 1, Some(0)), [0]);
+    assert_eq!(select_slots(&[f64::NEG_INFINITY, 9.0], &[0, 1], 1, Some(1)), [1]);
+    assert_eq!(select_slots(&[f64::NEG_INFINITY, -9.0, -1e-300, 0.0, 9.0], &[], 3, Some(1)), [0, 1, 2]);
 }
 
 #[test]

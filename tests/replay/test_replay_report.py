@@ -59,7 +59,7 @@ def test_the_tables_fit_120_columns_and_hold_every_policy(make_document: Make, c
     for header in (
         "PTL ms",
         "E2EL s",
-        "TTFT s",
+        "TTFT ms",
         "TPOT ms",
         "P99",
         "<=84",

@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leap_rs._leap import LeapError
 from rich.console import Console
 
+from leap_rs._leap import LeapError
 from leap_rs.replay.report import cell, interval_cell, render
 from leap_rs.replay.results import ReplayResult
 

@@ -195,4 +195,5 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         app(args=expand(sys.argv[1:] if words is None else words), prog_name="leap-replay")
     except KeyboardInterrupt:
+        print("leap-replay: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

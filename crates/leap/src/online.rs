@@ -164,6 +164,13 @@ impl OnlineReadout {
         })
     }
 
+    /// The same with updates of `batch` labels, at least 1.
+    #[must_use]
+    pub fn with_batch(mut self, batch: usize) -> Self {
+        self.facts.batch = batch.max(1);
+        self
+    }
+
     /// The estimate for one request, from its row of d features. During the warm-up the row also counts for mean and
     /// scale.
     ///

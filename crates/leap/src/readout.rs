@@ -273,7 +273,9 @@ impl Readout {
         if !sum.is_finite() {
             return Err(match row.first_non_finite() {
                 Some(column) => row.non_finite(index, column),
-                None => Error::Readout(format!("row {index}: the features are finite but their weighted sum overflows")),
+                None => {
+                    Error::Readout(format!("row {index}: the features are finite but their weighted sum overflows"))
+                }
             });
         }
         let m = f64::from(self.parts.max_tokens);

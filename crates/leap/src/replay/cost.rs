@@ -77,11 +77,8 @@ impl CostModel {
 
     /// Seconds of one step.
     pub fn step(&self, work: &Work) -> f64 {
-        let kv = if work.prefill > 0 {
-            self.per_kv_token_s + self.per_kv_token_with_prefill_s
-        } else {
-            self.per_kv_token_s
-        };
+        let kv =
+            if work.prefill > 0 { self.per_kv_token_s + self.per_kv_token_with_prefill_s } else { self.per_kv_token_s };
         let tokens = f64::from(work.decode) + f64::from(work.prefill);
         self.step_s
             + self.per_decode_seq_s * f64::from(work.decode)

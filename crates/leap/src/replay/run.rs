@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Deserializer};
 
 use super::engine::{Control, EngineConfig, Outcome, simulate};
-use super::input::{Arrivals, RunInput, left_out};
+use super::input::{Arrivals, RunInput, left_out, span};
 use super::metrics::{Goodput, Measure, RunMetrics, quartiles};
 use super::policy::{PolicySpec, Rule};
 use super::ranker::Readouts;
@@ -62,7 +62,7 @@ pub struct Options {
     pub points: Vec<Point>,
     /// Shape of drawn gaps between arrivals.
     pub burstiness: f64,
-    /// Only so many leading requests.
+    /// So many requests: the leading ones, or, beyond the length of the trace, all of them over again.
     pub num_prompts: Option<usize>,
     /// Seed of the first run.
     pub seed: u64,
@@ -95,7 +95,7 @@ impl Options {
         self.max_tokens.or(fitted).or(limit).unwrap_or_else(longest)
     }
 
-    fn check(&self, trace: &Trace) -> Result<()> {
+    fn check(&self) -> Result<()> {
         self.engine.check()?;
         let refuse = |text: String| Err(Error::Config(text));
         if self.policies.is_empty() || self.points.is_empty() || self.seeds == 0 {
@@ -104,8 +104,8 @@ impl Options {
         if !self.burstiness.is_finite() || self.burstiness <= 0.0 {
             return refuse(format!("--burstiness must be above 0, got {}", self.burstiness));
         }
-        if let Some(rows) = self.num_prompts.filter(|&rows| rows == 0 || rows > trace.len()) {
-            return refuse(format!("--num-prompts {rows}: the trace has {} requests", trace.len()));
+        if self.num_prompts == Some(0) {
+            return refuse("--num-prompts must be at least 1".into());
         }
         if self.max_concurrency == Some(0) {
             return refuse("--max-concurrency must be at least 1".into());
@@ -171,11 +171,11 @@ pub fn run(
     control: &Control,
 ) -> Result<(Report, Vec<RequestRow>)> {
     trace.check()?;
-    options.check(trace)?;
+    options.check()?;
     let mut notes = Vec::new();
     let readouts = complete(readouts, trace, options, &mut notes)?;
     let specs = usable(trace, &readouts, options, &mut notes)?;
-    let head = options.num_prompts.unwrap_or(trace.len()) as u32;
+    let head = options.num_prompts.unwrap_or(trace.len()).min(trace.len()) as u32;
     let out: Vec<LeftOut> = left_out(trace, &options.engine)
         .into_iter()
         .filter(|&(row, _)| row < head)
@@ -188,20 +188,35 @@ pub fn run(
     if rows.is_empty() {
         return Err(Error::Trace(format!("no request fits the engine: row {} {}", out[0].row, out[0].reason)));
     }
+    // What is left out of one pass is left out of each.
+    let count = match options.num_prompts {
+        Some(wanted) if wanted > trace.len() => {
+            notes.push(format!(
+                "the {} requests of the trace are replayed over and over, {wanted} in all; readouts learn from each \
+                 once, and keep the prediction that they made of it before",
+                trace.len()
+            ));
+            (wanted as f64 * rows.len() as f64 / trace.len() as f64) as usize
+        }
+        _ => rows.len(),
+    };
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads.unwrap_or(0))
         .build()
         .map_err(|error| Error::Config(format!("cannot start worker threads: {error}")))?;
     pool.install(|| {
-        let settings: Vec<Setting> =
-            options.points.par_iter().map(|point| setting(trace, &rows, options, point, control)).collect::<Result<_>>()?;
+        let settings: Vec<Setting> = options
+            .points
+            .par_iter()
+            .map(|point| setting(trace, &rows, options, point, control))
+            .collect::<Result<_>>()?;
         let tasks = tasks(&specs, options, &settings);
-        control.total.fetch_add((tasks.len() * rows.len()) as u64, Ordering::Relaxed);
+        control.total.fetch_add((tasks.len() * count) as u64, Ordering::Relaxed);
         let bounds = quartiles(trace, &rows);
         let runs: Vec<(RunMetrics, Vec<RequestRow>)> = tasks
             .par_iter()
             .map(|task| {
-                let run = simulate_task(trace, &rows, &readouts, options, task, &bounds, want_requests, control);
+                let run = simulate_task(trace, &rows, count, &readouts, options, task, &bounds, want_requests, control);
                 if run.is_err() {
                     control.cancel.store(true, Ordering::Relaxed);
                 }
@@ -210,7 +225,7 @@ pub fn run(
             .collect::<Vec<Result<_>>>()
             .into_iter()
             .fold(Ok(Vec::new()), first_fault)?;
-        Ok(assemble(trace, &rows, out, notes, &specs, options, &settings, runs))
+        Ok(assemble(trace, &rows, count, out, notes, &specs, options, &settings, runs))
     })
 }
 
@@ -266,12 +281,7 @@ fn complete(readouts: &Readouts, trace: &Trace, options: &Options, notes: &mut V
 }
 
 /// The policies that can run on this trace; the others are told.
-fn usable(
-    trace: &Trace,
-    readouts: &Readouts,
-    options: &Options,
-    notes: &mut Vec<String>,
-) -> Result<Vec<PolicySpec>> {
+fn usable(trace: &Trace, readouts: &Readouts, options: &Options, notes: &mut Vec<String>) -> Result<Vec<PolicySpec>> {
     let mut specs = Vec::new();
     for text in &options.policies {
         let spec: PolicySpec = text.parse()?;
@@ -307,10 +317,7 @@ fn setting(trace: &Trace, rows: &[u32], options: &Options, point: &Point, contro
         )));
     }
     let capacity = capacity(trace, rows, &config, options, control)?;
-    let duration = match rows {
-        [first, .., last] => trace.arrival_s[*last as usize] - trace.arrival_s[*first as usize],
-        _ => 0.0,
-    };
+    let (_, duration) = span(trace, rows);
     let own_rate = (duration > 0.0).then(|| rows.len() as f64 / duration);
     let (arrivals, request_rate) = match (point.request_rate, point.load, own_rate) {
         (Some(rate), _, _) => {
@@ -323,7 +330,8 @@ fn setting(trace: &Trace, rows: &[u32], options: &Options, point: &Point, contro
         }
         (None, Some(_), None) => {
             return Err(Error::Config(
-                "--load scales the trace's arrival times, but all its requests arrive at once; use --request-rate".into(),
+                "--load scales the trace's arrival times, but all its requests arrive at once; use --request-rate"
+                    .into(),
             ));
         }
         (None, None, own) => (Arrivals::Recorded { speed: 1.0 }, own),
@@ -333,13 +341,7 @@ fn setting(trace: &Trace, rows: &[u32], options: &Options, point: &Point, contro
 
 /// Requests a second that the engine completes first come first served when it is never idle: the whole trace over
 /// and over, all at once, its completions counted over the middle half.
-fn capacity(
-    trace: &Trace,
-    rows: &[u32],
-    config: &EngineConfig,
-    options: &Options,
-    control: &Control,
-) -> Result<f64> {
+fn capacity(trace: &Trace, rows: &[u32], config: &EngineConfig, options: &Options, control: &Control) -> Result<f64> {
     let stride = rows.len().div_ceil(CAPACITY_ROWS);
     let rows: Vec<u32> = rows.iter().step_by(stride).copied().collect();
     let copies = (8 * config.max_num_seqs as usize).div_ceil(rows.len()).max(2);
@@ -376,6 +378,7 @@ fn tasks<'a>(specs: &[PolicySpec], options: &Options, settings: &'a [Setting]) -
 fn simulate_task(
     trace: &Trace,
     rows: &[u32],
+    count: usize,
     readouts: &Readouts,
     options: &Options,
     task: &Task<'_>,
@@ -384,7 +387,7 @@ fn simulate_task(
     control: &Control,
 ) -> Result<(RunMetrics, Vec<RequestRow>)> {
     let config = &task.setting.config;
-    let input = RunInput::new(trace, rows, task.setting.arrivals, options.seed, task.index)?;
+    let input = RunInput::new(trace, rows, count, task.setting.arrivals, options.seed, task.index)?;
     let outcome: Outcome = simulate(trace, &input, config, &task.spec, readouts, options, control)?;
     let mut percentiles = options.percentiles.clone();
     if !percentiles.contains(&99.0) {
@@ -406,6 +409,7 @@ fn simulate_task(
 fn assemble(
     trace: &Trace,
     rows: &[u32],
+    count: usize,
     left_out: Vec<LeftOut>,
     notes: Vec<String>,
     specs: &[PolicySpec],
@@ -431,12 +435,8 @@ fn assemble(
             });
         }
     }
-    let span = |rows: &[u32]| match rows {
-        [first, .., last] => trace.arrival_s[*last as usize] - trace.arrival_s[*first as usize],
-        _ => 0.0,
-    };
     let report = Report {
-        trace: TraceReport { requests: rows.len(), duration_s: span(rows), left_out },
+        trace: TraceReport { requests: count, duration_s: span(trace, rows).1, left_out },
         capacity_rps: settings.iter().map(|setting| Some(setting.capacity)).collect(),
         notes,
         results,

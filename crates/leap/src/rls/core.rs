@@ -117,7 +117,10 @@ impl<T: Stored> Core<T> {
         let p = self.theta.len();
         if u.ncols() != p || u.nrows() != y.len() {
             let (k, n) = u.dim();
-            return Err(Error::Readout(format!("{k} rows of {n} values and {} targets, expected rows of {p}", y.len())));
+            return Err(Error::Readout(format!(
+                "{k} rows of {n} values and {} targets, expected rows of {p}",
+                y.len()
+            )));
         }
         for (i, row) in u.rows().into_iter().enumerate() {
             if let Some(j) = row.iter().position(|v| !v.is_finite()) {

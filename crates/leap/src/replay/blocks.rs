@@ -2,6 +2,8 @@
 //! handed out again, least recently freed first, so that a preempted request may find its own blocks and a new one
 //! the blocks of a shared prefix.
 
+use std::collections::hash_map::Entry;
+
 use rustc_hash::FxHashMap;
 
 const NIL: u32 = u32::MAX;
@@ -27,7 +29,10 @@ pub struct BlockPool {
     head: u32,
     tail: u32,
     free: u32,
+    /// By hash, the block that was published first.
     cached: FxHashMap<u64, u32>,
+    /// The block published next with the same hash.
+    twin: Vec<u32>,
 }
 
 impl BlockPool {
@@ -44,6 +49,7 @@ impl BlockPool {
             tail: if blocks > 0 { blocks - 1 } else { NIL },
             free: blocks,
             cached: FxHashMap::default(),
+            twin: vec![NIL; n],
         }
     }
 
@@ -62,20 +68,45 @@ impl BlockPool {
         let b = block as usize;
         self.generation[b] += 1;
         self.references[b] = 1;
-        if self.hash[b] != 0 {
-            self.cached.remove(&self.hash[b]);
-            self.hash[b] = 0;
-        }
+        self.forget(block);
         Some(Held { block, generation: self.generation[b] })
     }
 
-    /// Makes a full block findable by the hash of its prefix (0 is no hash). The first block with a hash keeps it.
+    /// Makes a full block findable by the hash of its prefix (0 is no hash). Of several with one hash the first is found,
+    /// the others after it is gone.
     pub fn publish(&mut self, held: Held, hash: u64) {
-        if hash != 0 && self.hash[held.block as usize] == 0 {
-            if let std::collections::hash_map::Entry::Vacant(entry) = self.cached.entry(hash) {
+        if hash == 0 || self.hash[held.block as usize] != 0 {
+            return;
+        }
+        self.hash[held.block as usize] = hash;
+        match self.cached.entry(hash) {
+            Entry::Vacant(entry) => {
                 entry.insert(held.block);
-                self.hash[held.block as usize] = hash;
             }
+            Entry::Occupied(entry) => {
+                let mut last = *entry.get();
+                while self.twin[last as usize] != NIL {
+                    last = self.twin[last as usize];
+                }
+                self.twin[last as usize] = held.block;
+            }
+        }
+    }
+
+    fn forget(&mut self, block: u32) {
+        let hash = std::mem::take(&mut self.hash[block as usize]);
+        let next = std::mem::replace(&mut self.twin[block as usize], NIL);
+        let Some(&first) = self.cached.get(&hash) else { return };
+        if first != block {
+            let mut before = first;
+            while self.twin[before as usize] != block {
+                before = self.twin[before as usize];
+            }
+            self.twin[before as usize] = next;
+        } else if next == NIL {
+            self.cached.remove(&hash);
+        } else {
+            self.cached.insert(hash, next);
         }
     }
 
@@ -157,6 +188,19 @@ mod tests {
         assert!(pool.is_intact(a));
         assert_eq!(pool.allocate().unwrap().block, a.block);
         assert_eq!((pool.find(7), pool.is_intact(a), pool.allocate()), (None, false, None));
+    }
+
+    #[test]
+    fn of_equal_blocks_one_is_found_as_long_as_any_is_there() {
+        let mut pool = BlockPool::new(3);
+        let held: Vec<Held> = (0..3).map(|_| pool.allocate().unwrap()).collect();
+        held.iter().for_each(|&block| pool.publish(block, 7));
+        assert_eq!(pool.find(7), Some(held[0]));
+        for (gone, found) in [(1, Some(held[0])), (0, Some(held[2])), (2, None)] {
+            pool.release(held[gone]);
+            assert_eq!(pool.allocate().unwrap().block, held[gone].block);
+            assert_eq!(pool.find(7), found);
+        }
     }
 
     #[test]

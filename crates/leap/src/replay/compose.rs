@@ -11,6 +11,7 @@ impl Engine<'_> {
         let mut step = Step::default();
         self.choose_decoders(&mut step);
         self.reserve_decode_blocks(&mut step);
+        self.take_blocks(1);
         let mut budget = self.config.max_num_batched_tokens - self.decoding.len();
         self.continue_prefills(&mut step, &mut budget);
         if !step.preempted {
@@ -19,7 +20,6 @@ impl Engine<'_> {
         if self.decoding.len() == 0 && step.work.prefill == 0 {
             return None;
         }
-        self.take_blocks(1);
         step.work.decode = self.decoding.len();
         step.work.kv_tokens = self.decoding.kv_tokens();
         // A victim may have been among those that came back to decode.
@@ -58,33 +58,35 @@ impl Engine<'_> {
         if !self.slots_changed && now < self.next_slot_choice {
             return;
         }
-        let decoding = self.decoding.len() as usize;
-        let mut ids: Vec<u32> = self.decoding.members().collect();
+        // In order of arrival, which decides between equal keys.
+        let mut ids: Vec<u32> = self.decoding.members().chain(self.ready.iter().copied()).collect();
         ids.sort_unstable();
-        ids.extend_from_slice(&self.ready);
         let keys: Vec<f64> = ids.iter().map(|&id| self.ranker.slot_key(id, self.generated(id))).collect();
-        let waited: Vec<u32> = ids
-            .iter()
-            .enumerate()
-            .map(|(i, &id)| if i < decoding { 0 } else { (now - self.requests[id as usize].last_decode_step) as u32 })
-            .collect();
+        let since_decode = |&id: &u32| match self.decoding.contains(id) {
+            true => 0,
+            false => (now - self.requests[id as usize].last_decode_step) as u32,
+        };
+        let waited: Vec<u32> = ids.iter().map(since_decode).collect();
         let chosen = select_slots(&keys, &waited, slots as usize, self.spec.wait_cap_steps);
         let mut is_chosen = vec![false; ids.len()];
         for &i in &chosen {
             is_chosen[i as usize] = true;
         }
         let cap = self.spec.wait_cap_steps;
-        let promoted = chosen.iter().filter(|&&i| cap.is_some_and(|cap| waited[i as usize] >= cap)).count() as u64;
-        self.outcome.wait_cap_promotions += promoted;
-        self.ready.clear();
-        for (i, &id) in ids.iter().enumerate() {
-            if i < decoding && !is_chosen[i] {
-                self.stop_decoding(id);
-                self.ready.push(id);
-            }
+        let promoted =
+            chosen.iter().filter(|&&i| cap.is_some_and(|cap| waited[i as usize] >= cap)).count() as u64;
+        if promoted > 0 {
+            let by_key = select_slots(&keys, &waited, slots as usize, None);
+            self.outcome.wait_cap_promotions +=
+                chosen.iter().filter(|i| by_key.binary_search(i).is_err()).count() as u64;
         }
-        for (i, &id) in ids.iter().enumerate().skip(decoding) {
-            if is_chosen[i] { self.start_decoding(id, step) } else { self.ready.push(id) }
+        self.ready = ids.iter().zip(&is_chosen).filter(|(_, chosen)| !**chosen).map(|(&id, _)| id).collect();
+        for (&id, &is_chosen) in ids.iter().zip(&is_chosen) {
+            match (self.decoding.contains(id), is_chosen) {
+                (true, false) => self.stop_decoding(id),
+                (false, true) => self.start_decoding(id, step),
+                _ => {}
+            }
         }
         self.slots_changed = false;
         // A promoted sequence has its one token after this step, and competes by its key again.
@@ -165,8 +167,7 @@ impl Engine<'_> {
             }
             let chunk = (request.prompt + request.generated - request.computed).min(*budget);
             let need = self.blocks_for(request.computed + chunk) - request.blocks.len() as u32;
-            // Blocks that the decoding sequences take in this step are spoken for.
-            while need + self.decoding.need_block(1).len() as u32 > self.pool.free() {
+            while need > self.pool.free() {
                 let Some(victim) = self.victim() else { return };
                 self.preempt(victim);
                 step.preempted = true;
@@ -222,8 +223,6 @@ impl Engine<'_> {
             if !self.residents.is_empty() {
                 need += (self.config.watermark * f64::from(self.config.usable_blocks())) as u32;
             }
-            // Blocks that the decoding sequences take in this step are spoken for.
-            need += self.decoding.need_block(1).len() as u32;
             let no_seat = self.residents.len() as u32 >= self.config.max_num_seqs;
             if no_seat || need > self.pool.free() {
                 if self.spec.levers.evict && self.evict_for(head.key, need, no_seat) {

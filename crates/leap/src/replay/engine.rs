@@ -133,7 +133,7 @@ pub struct Outcome {
     pub steps_blocked_by_memory: u64,
     /// Times that a resident lost its KV cache, for want of blocks or to the evict lever.
     pub preemptions: u64,
-    /// Times that a cap on waiting put somebody first, in the queue or the slots.
+    /// Times that a cap on waiting put somebody before one with a better key, in the queue or the slots.
     pub wait_cap_promotions: u64,
     /// Prompt tokens taken from the prefix cache.
     pub cached_tokens: u64,
@@ -226,6 +226,8 @@ pub(super) struct Engine<'a> {
     pub(super) last_evict_s: f64,
     next_arrival: usize,
     inside: usize,
+    /// When the engine last was as full as the client lets it be.
+    room_since_s: f64,
     delayed: VecDeque<(f64, u32)>,
     flights: VecDeque<Flight>,
     pub(super) admissions: u64,
@@ -269,6 +271,7 @@ impl<'a> Engine<'a> {
             last_evict_s: f64::NEG_INFINITY,
             next_arrival: 0,
             inside: 0,
+            room_since_s: 0.0,
             delayed: VecDeque::new(),
             flights: VecDeque::new(),
             admissions: 0,
@@ -294,8 +297,13 @@ impl<'a> Engine<'a> {
             if self.land()? {
                 self.take_in()?;
             }
+            let preemptions = self.outcome.preemptions;
             if let Some(step) = self.compose() {
                 self.execute(step);
+                continue;
+            }
+            // The only one chosen to decode may have given up its blocks itself: the others go on at once.
+            if self.flights.is_empty() && self.outcome.preemptions > preemptions {
                 continue;
             }
             let next = match self.flights.front() {
@@ -330,8 +338,8 @@ impl<'a> Engine<'a> {
             self.next_arrival += 1;
             self.inside += 1;
             self.ranker.arrived(id)?;
-            // Under a concurrency limit the client holds a request back beyond its planned arrival.
-            let entered = if self.max_concurrency == usize::MAX { at } else { self.now };
+            // Under a concurrency limit the client may hold a request back beyond its planned arrival.
+            let entered = at.max(self.room_since_s);
             if self.ranker.is_delayed() {
                 self.delayed.push_back((entered + self.spec.delay_s, id));
             }
@@ -376,6 +384,9 @@ impl<'a> Engine<'a> {
                 self.release_blocks(id);
                 self.requests[id as usize].blocks = Vec::new();
                 self.leave_seat(id);
+                if self.inside == self.max_concurrency {
+                    self.room_since_s = flight.end;
+                }
                 self.inside -= 1;
                 self.control.finished.fetch_add(1, Ordering::Relaxed);
                 released = true;

@@ -20,7 +20,8 @@ impl Engine<'_> {
         let copy = id as usize / self.input.round;
         let part = u64::from(index % per_hash.max(1));
         let mixed = hash ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (copy as u64).wrapping_mul(0xd1b5_4a32_d192_ed03);
-        Some(mixed.max(1))
+        // 0 means no hash in the pool, but is the first block's in traces that number their blocks.
+        Some(if mixed == 0 { u64::MAX } else { mixed })
     }
 
     /// The leading blocks that a waiting request finds in the cache: shared ones by hash, and its own if it was

@@ -30,9 +30,9 @@ enum Discipline {
 pub struct Head {
     /// The request.
     pub id: u32,
-    /// Its key; infinitely good when the wait cap put it first.
+    /// Its key; infinitely good when it has waited past the cap.
     pub key: f64,
-    /// Whether the wait cap put it first.
+    /// Whether the wait cap put it before somebody with a better key.
     pub promoted: bool,
 }
 
@@ -98,11 +98,18 @@ impl Waiting {
 
     /// Who is next at time `now`; `arrival_s` are the arrivals by request.
     pub fn head(&mut self, now: f64, arrival_s: &[f64]) -> Option<Head> {
-        if let Some((id, since)) = self.oldest() {
-            if self.wait_cap_s.is_some_and(|cap| now - since >= cap) {
-                return Some(Head { id, key: f64::NEG_INFINITY, promoted: true });
+        let head = self.by_order(now, arrival_s)?;
+        let cap = self.wait_cap_s.unwrap_or(f64::INFINITY);
+        match self.oldest() {
+            Some((id, since)) if now - since >= cap => {
+                Some(Head { id, key: f64::NEG_INFINITY, promoted: id != head.id })
             }
+            _ => Some(head),
         }
+    }
+
+    /// Who would be next without a cap.
+    fn by_order(&self, now: f64, arrival_s: &[f64]) -> Option<Head> {
         match &self.order {
             Discipline::Keyed(heap) => heap.peek().map(|(id, key)| Head { id, key, promoted: false }),
             Discipline::ResponseRatio(classes) => {

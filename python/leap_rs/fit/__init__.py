@@ -1,0 +1,1 @@
+"""Offline fit and evaluation of readouts."""

@@ -1,0 +1,1 @@
+"""Replay of a trace: the leap-replay command and its report."""

@@ -1,0 +1,1 @@
+"""Reading, converting and describing traces."""

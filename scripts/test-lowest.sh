@@ -11,4 +11,4 @@ mkdir -p target
 cat "$lowest/constraints.txt"
 "$lowest/bin/python" -m pip install --quiet --retries 5 --upgrade 'pip>=25.1'
 "$lowest/bin/python" -m pip install --quiet --retries 5 --constraint "$lowest/constraints.txt" dist/*.whl --group test
-env -u VIRTUAL_ENV "$lowest/bin/python" -m pytest -m 'not slow' --ignore tests/test_stub.py "$@"
+env -u VIRTUAL_ENV "$lowest/bin/python" -m pytest -m 'not slow' -o filterwarnings=default --ignore tests/test_stub.py "$@"

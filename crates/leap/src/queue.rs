@@ -1,1 +1,0 @@
-//! Priority queue with aging.

@@ -1,1 +1,0 @@
-"""Offline fit and evaluation of readouts."""

@@ -1,1 +1,0 @@
-"""Replay of a trace: the leap-replay command and its report."""

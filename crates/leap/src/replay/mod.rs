@@ -1,1 +1,33 @@
-//! Replay of a recorded trace through a step-level model of a continuous-batching engine.
+//! Replay of a recorded trace through a step-level model of a continuous-batching engine, as vLLM V1 runs it.
+//!
+//! [`Trace`] holds what is known of the requests, [`EngineConfig`] and [`CostModel`] what a step does and costs,
+//! [`PolicySpec`] who goes first. [`simulate`] runs one policy once; [`run`] runs policies, seeds and sweep points in
+//! parallel and gives one report.
+
+mod blocks;
+mod compose;
+mod cost;
+mod decode;
+mod engine;
+mod engines;
+mod gaps;
+mod input;
+mod metrics;
+mod policy;
+mod ranker;
+mod report;
+mod run;
+mod trace;
+mod waiting;
+
+pub use blocks::BlockPool;
+pub use cost::CostModel;
+pub use engine::{Control, EngineConfig, Outcome, Record, simulate};
+pub use engines::{EnginePreset, engine_presets};
+pub use input::{Arrivals, RunInput, left_out};
+pub use metrics::{Goodput, RunMetrics, Summary};
+pub use policy::{Levers, PolicySpec, Rule};
+pub use ranker::Readouts;
+pub use report::{Estimate, Report};
+pub use run::{Options, Point, RequestRow, run};
+pub use trace::{Finish, Trace};

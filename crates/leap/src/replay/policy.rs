@@ -1,0 +1,307 @@
+//! Policies by name and option, as `NAME[:key=value,...]`: who is admitted next, who decodes next, who gives way.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+
+use crate::remaining::{Objective, Order};
+use crate::{Error, Result};
+
+/// What a policy goes by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rule {
+    /// First come first served: stock vLLM.
+    Fcfs,
+    /// Shortest prompt first.
+    SjfPrompt,
+    /// Highest response ratio next, the prompt length as the service time.
+    Hrrn,
+    /// Least attained service: fewest tokens generated first.
+    Las,
+    /// Multi-level feedback: levels of attained service, first come first served in a level.
+    Mlfq,
+    /// Shortest true length first, in the queue.
+    SjfOracle,
+    /// Shortest true remaining length first, in the queue and the slots.
+    SrptOracle,
+    /// The state readout, not updated.
+    LeapFrozen,
+    /// The state readout with updates.
+    LeapPaper,
+    /// Both readouts with updates.
+    Leap,
+    /// Another predictor's scores, from a column of the trace.
+    Score(String),
+}
+
+/// Where the order acts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Levers {
+    /// Who is admitted next.
+    pub queue: bool,
+    /// Who decodes next, and who is preempted when KV blocks run out.
+    pub slots: bool,
+    /// Who gives its KV cache to a better one that waits.
+    pub evict: bool,
+}
+
+/// A policy with every option in force.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PolicySpec {
+    /// The specification as it was given.
+    pub name: String,
+    /// What the policy goes by.
+    pub rule: Rule,
+    /// Where its order acts.
+    pub levers: Levers,
+    /// Order of one request, where the policy predicts.
+    pub order: Order,
+    /// What the Gittins order serves.
+    pub objective: Objective,
+    /// Whether finished requests correct the readouts.
+    pub rls: bool,
+    /// Finished requests an update.
+    pub batch: usize,
+    /// Aging in 1/s.
+    pub aging_rate: f64,
+    /// Weight of the KV term in the queue's and the evict lever's key.
+    pub memory_weight: f64,
+    /// Weight of the KV term in the slots' key.
+    pub slots_memory_weight: f64,
+    /// A resident that has not decoded for so many steps gets the next slot.
+    pub wait_cap_steps: Option<u32>,
+    /// A request that has waited so many seconds is admitted next.
+    pub wait_cap_s: Option<f64>,
+    /// How many times worse than the waiting request a resident must be to be evicted.
+    pub evict_factor: f64,
+    /// Most evictions a second.
+    pub evict_per_s: f64,
+    /// Seconds until another predictor's score is there.
+    pub delay_s: f64,
+    /// Share of the GPU that another predictor takes while it computes.
+    pub gpu_share: f64,
+    /// Whether the aging rate was given, so that a sweep leaves it alone.
+    #[serde(skip)]
+    pub aging_given: bool,
+}
+
+impl PolicySpec {
+    fn of(rule: Rule) -> Self {
+        let queue = Levers { queue: true, ..Levers::default() };
+        let slots = Levers { slots: true, ..Levers::default() };
+        let both = Levers { queue: true, slots: true, evict: false };
+        let plain = Self {
+            name: String::new(),
+            rule: rule.clone(),
+            levers: queue,
+            order: Order::Countdown,
+            objective: Objective::Ptl,
+            rls: false,
+            batch: 8,
+            aging_rate: 0.05,
+            memory_weight: 0.0,
+            slots_memory_weight: 0.0,
+            wait_cap_steps: None,
+            wait_cap_s: None,
+            evict_factor: 2.0,
+            evict_per_s: 1.0,
+            delay_s: 0.0,
+            gpu_share: 0.0,
+            aging_given: false,
+        };
+        match rule {
+            Rule::Fcfs => Self { levers: Levers::default(), aging_rate: 0.0, ..plain },
+            Rule::SjfPrompt => plain,
+            Rule::Hrrn => Self { aging_rate: 0.0, ..plain },
+            Rule::Las | Rule::Mlfq => Self { levers: both, ..plain },
+            Rule::SjfOracle => Self { aging_rate: 0.0, memory_weight: 1.0, ..plain },
+            Rule::SrptOracle => Self { levers: both, aging_rate: 0.0, memory_weight: 1.0, ..plain },
+            Rule::LeapFrozen => Self { levers: slots, aging_rate: 0.0, wait_cap_steps: Some(128), ..plain },
+            Rule::LeapPaper => Self { levers: slots, aging_rate: 0.0, wait_cap_steps: Some(128), rls: true, ..plain },
+            Rule::Leap => Self { levers: both, order: Order::Gittins, rls: true, memory_weight: 1.0, ..plain },
+            Rule::Score(_) => Self { memory_weight: 1.0, ..plain },
+        }
+    }
+
+    /// Whether the policy reads the trace's features with leap's own readouts.
+    pub fn has_readout(&self) -> bool {
+        matches!(self.rule, Rule::LeapFrozen | Rule::LeapPaper | Rule::Leap)
+    }
+
+    /// The same policy at another aging rate, unless it was given one or has no aging.
+    #[must_use]
+    pub fn aged(mut self, aging_rate: f64) -> Self {
+        if !self.aging_given && self.aging_rate > 0.0 {
+            self.aging_rate = aging_rate;
+        }
+        self
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        let wrong = |wanted: &str| {
+            Error::Config(format!("policy {}: {key}={value} is not {wanted}", self.name))
+        };
+        let number = |low: f64, high: f64| {
+            let wanted = || {
+                if high.is_finite() { format!("a number from {low} to {high}") } else { format!("a number from {low} on") }
+            };
+            value
+                .parse::<f64>()
+                .ok()
+                .filter(|x| x.is_finite() && (low..=high).contains(x))
+                .ok_or_else(|| wrong(&wanted()))
+        };
+        let predicts = self.has_readout() || matches!(self.rule, Rule::Score(_));
+        let needs = |there: bool, what: &str| {
+            if there { Ok(()) } else { Err(Error::Config(format!("policy {}: {key} needs {what}", self.name))) }
+        };
+        match key {
+            "levers" => {
+                let mut levers = Levers::default();
+                for lever in value.split('+') {
+                    match lever {
+                        "queue" => levers.queue = true,
+                        "slots" => levers.slots = true,
+                        "evict" => levers.evict = true,
+                        _ => return Err(wrong("levers joined by +, of queue, slots and evict")),
+                    }
+                }
+                needs(!matches!(self.rule, Rule::Fcfs | Rule::Hrrn), "a policy with an order of its own")?;
+                self.levers = levers;
+            }
+            "order" => {
+                needs(self.has_readout(), "a policy with a readout")?;
+                self.order = value.parse().map_err(|_| wrong("one of countdown, survival and gittins"))?;
+            }
+            "objective" => {
+                needs(self.has_readout(), "a policy with a readout")?;
+                self.objective = value.parse().map_err(|_| wrong("one of ptl and e2el"))?;
+            }
+            "rls" => {
+                needs(self.has_readout(), "a policy with a readout")?;
+                self.rls = match value {
+                    "on" => true,
+                    "off" => false,
+                    _ => return Err(wrong("on or off")),
+                };
+            }
+            "batch" => {
+                needs(self.has_readout(), "a policy with a readout")?;
+                self.batch = number(1.0, 4096.0)? as usize;
+            }
+            "aging_rate" => {
+                needs(!matches!(self.rule, Rule::Fcfs | Rule::Hrrn), "a policy with an order of its own")?;
+                self.aging_rate = number(0.0, 1e6)?;
+                self.aging_given = true;
+            }
+            "memory_weight" => {
+                self.memory_weight = number(0.0, 100.0)?;
+            }
+            "wait_cap_steps" => {
+                self.wait_cap_steps = if value == "none" { None } else { Some(number(1.0, 1e9)? as u32) };
+            }
+            "wait_cap_s" => self.wait_cap_s = if value == "none" { None } else { Some(number(0.0, 1e9)?) },
+            "evict_factor" => self.evict_factor = number(1.0, 1e9)?,
+            "evict_per_s" => self.evict_per_s = number(0.0, 1e9)?,
+            "delay_s" | "gpu_share" => {
+                needs(predicts && !self.has_readout(), "a score:NAME policy")?;
+                if key == "delay_s" { self.delay_s = number(0.0, 1e6)? } else { self.gpu_share = number(0.0, 0.99)? }
+            }
+            _ => {
+                return Err(Error::Config(format!(
+                    "policy {}: unknown key {key}; known are levers, order, objective, rls, batch, aging_rate, \
+                     memory_weight, wait_cap_steps, wait_cap_s, evict_factor, evict_per_s, delay_s and gpu_share",
+                    self.name
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for PolicySpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl FromStr for PolicySpec {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (name, options) = match text.strip_prefix("score:") {
+            Some(rest) => {
+                let end = rest.find(':').map_or(text.len(), |colon| "score:".len() + colon);
+                (&text[..end], text.get(end + 1..))
+            }
+            None => text.split_once(':').map_or((text, None), |(name, options)| (name, Some(options))),
+        };
+        let rule = match name {
+            "fcfs" => Rule::Fcfs,
+            "sjf-prompt" => Rule::SjfPrompt,
+            "hrrn" => Rule::Hrrn,
+            "las" => Rule::Las,
+            "mlfq" => Rule::Mlfq,
+            "sjf-oracle" => Rule::SjfOracle,
+            "srpt-oracle" => Rule::SrptOracle,
+            "leap-frozen" => Rule::LeapFrozen,
+            "leap-paper" => Rule::LeapPaper,
+            "leap" => Rule::Leap,
+            _ => match name.strip_prefix("score:") {
+                Some(column) if !column.is_empty() => Rule::Score(column.to_owned()),
+                _ => {
+                    return Err(Error::Config(format!(
+                        "unknown policy {name:?}; known are fcfs, sjf-prompt, hrrn, las, mlfq, sjf-oracle, srpt-oracle, \
+                         leap-frozen, leap-paper, leap and score:NAME"
+                    )));
+                }
+            },
+        };
+        let mut spec = Self { name: text.to_owned(), ..Self::of(rule) };
+        for option in options.into_iter().flat_map(|options| options.split(',')) {
+            let (key, value) = option.split_once('=').ok_or_else(|| {
+                Error::Config(format!("policy {text}: expected key=value, got {option:?}"))
+            })?;
+            spec.set(key, value)?;
+        }
+        Ok(spec)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_and_options_of_a_specification() {
+        let spec: PolicySpec = "leap:levers=queue+evict,order=survival,objective=e2el,rls=off,aging_rate=0".parse().unwrap();
+        assert_eq!(spec.levers, Levers { queue: true, slots: false, evict: true });
+        assert_eq!((spec.order, spec.objective, spec.rls), (Order::Survival, Objective::E2el, false));
+        assert_eq!(spec.clone().aged(0.3).aging_rate, 0.0);
+        let plain: PolicySpec = "leap".parse().unwrap();
+        assert_eq!((plain.aging_rate, plain.memory_weight, plain.rls), (0.05, 1.0, true));
+        assert_eq!(plain.aged(0.3).aging_rate, 0.3);
+        let score: PolicySpec = "score:bert:delay_s=0.02,gpu_share=0.1".parse().unwrap();
+        assert_eq!((score.rule, score.delay_s), (Rule::Score("bert".into()), 0.02));
+    }
+
+    #[test]
+    fn wrong_specifications_say_what_is_wrong() {
+        for (text, part) in [
+            ("sjf", "unknown policy"),
+            ("leap:aging=1", "unknown key aging"),
+            ("leap:aging_rate", "expected key=value"),
+            ("leap:aging_rate=-1", "not a number from 0"),
+            ("leap:rls=maybe", "on or off"),
+            ("fcfs:levers=queue", "order of its own"),
+            ("sjf-prompt:order=gittins", "needs a policy with a readout"),
+            ("leap:delay_s=1", "score:NAME"),
+            ("score:", "unknown policy"),
+        ] {
+            let error = text.parse::<PolicySpec>().unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What is known of the requests of a recorded trace, as columns.
+
+use half::f16;
+use ndarray::Array2;
+
+use crate::rows::Row;
+use crate::{Error, Result};
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// By itself: its length is a label.
+    Stop,
+    /// At its own `max_tokens`: the length says only that the answer would have been at least as long.
+    Length,
+    /// Aborted or failed: no label.
+    Abort,
+}
+
+/// Feature rows of a trace, one a request.
+#[derive(Clone, Debug)]
+pub enum Features {
+    /// Half precision.
+    F16(Array2<f16>),
+    /// Single precision.
+    F32(Array2<f32>),
+}
+
+impl Features {
+    /// Features a row.
+    pub fn width(&self) -> usize {
+        match self {
+            Self::F16(rows) => rows.ncols(),
+            Self::F32(rows) => rows.ncols(),
+        }
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F16(rows) => rows.nrows(),
+            Self::F32(rows) => rows.nrows(),
+        }
+    }
+
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// One row.
+    pub fn row(&self, row: usize) -> Row<'_> {
+        match self {
+            Self::F16(rows) => {
+                let width = rows.ncols();
+                Row::F16(&rows.as_slice().unwrap_or_default()[row * width..(row + 1) * width])
+            }
+            Self::F32(rows) => {
+                let width = rows.ncols();
+                Row::F32(&rows.as_slice().unwrap_or_default()[row * width..(row + 1) * width])
+            }
+        }
+    }
+
+    fn is_contiguous(&self) -> bool {
+        match self {
+            Self::F16(rows) => rows.is_standard_layout(),
+            Self::F32(rows) => rows.is_standard_layout(),
+        }
+    }
+}
+
+/// A recorded trace. Every column has one entry a request, in order of arrival.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    /// Planned arrival in seconds from the start, ascending.
+    pub arrival_s: Vec<f64>,
+    /// Prompt length in tokens, at least 1.
+    pub prompt_tokens: Vec<u32>,
+    /// Output length in tokens, at least 1.
+    pub output_tokens: Vec<u32>,
+    /// The request's own output limit.
+    pub max_tokens: Option<Vec<u32>>,
+    /// How each request ended; absent means all by themselves.
+    pub finish: Option<Vec<Finish>>,
+    /// Leading prompt tokens that the engine had cached already.
+    pub prefix_tokens: Option<Vec<u32>>,
+    /// Hashes of each prompt's full blocks of `prefix_block_size` tokens; equal leading hashes are a shared prefix.
+    pub prefix_blocks: Option<Vec<Vec<u64>>>,
+    /// Tokens a block of `prefix_blocks`.
+    pub prefix_block_size: u32,
+    /// Hidden state of the last prompt token.
+    pub features: Option<Features>,
+    /// Prompt features.
+    pub prompt_features: Option<Features>,
+    /// Other predictors' scores by name, smaller = shorter.
+    pub scores: Vec<(String, Vec<f32>)>,
+}
+
+impl Trace {
+    /// Number of requests.
+    pub fn len(&self) -> usize {
+        self.arrival_s.len()
+    }
+
+    /// Whether there is no request.
+    pub fn is_empty(&self) -> bool {
+        self.arrival_s.is_empty()
+    }
+
+    /// How request `row` ended.
+    pub fn finish_of(&self, row: usize) -> Finish {
+        self.finish.as_ref().map_or(Finish::Stop, |finish| finish[row])
+    }
+
+    /// The scores of a predictor.
+    pub fn score(&self, name: &str) -> Option<&[f32]> {
+        self.scores.iter().find(|(known, _)| known == name).map(|(_, values)| values.as_slice())
+    }
+
+    /// Checks that the columns fit each other and can be replayed.
+    ///
+    /// # Errors
+    /// [`Error::Trace`] names the column and the first bad row (counted from 0).
+    pub fn check(&self) -> Result<()> {
+        let n = self.len();
+        if n == 0 {
+            return Err(Error::Trace("the trace has no requests".into()));
+        }
+        let lengths = [
+            ("prompt_tokens", Some(self.prompt_tokens.len())),
+            ("output_tokens", Some(self.output_tokens.len())),
+            ("max_tokens", self.max_tokens.as_ref().map(Vec::len)),
+            ("finish_reason", self.finish.as_ref().map(Vec::len)),
+            ("prefix_tokens", self.prefix_tokens.as_ref().map(Vec::len)),
+            ("prefix_blocks", self.prefix_blocks.as_ref().map(Vec::len)),
+            ("features", self.features.as_ref().map(Features::len)),
+            ("prompt_features", self.prompt_features.as_ref().map(Features::len)),
+        ];
+        let scores = self.scores.iter().map(|(name, values)| (name.as_str(), Some(values.len())));
+        for (column, length) in lengths.into_iter().chain(scores) {
+            if let Some(length) = length.filter(|&length| length != n) {
+                return Err(Error::Trace(format!("column {column} has {length} rows, arrival_s has {n}")));
+            }
+        }
+        for (column, features) in [("features", &self.features), ("prompt_features", &self.prompt_features)] {
+            if features.as_ref().is_some_and(|features| !features.is_contiguous()) {
+                return Err(Error::Trace(format!("column {column} must be contiguous in memory")));
+            }
+        }
+        let mut before = 0.0;
+        for row in 0..n {
+            let arrival = self.arrival_s[row];
+            if !arrival.is_finite() || arrival < 0.0 {
+                return Err(Error::Trace(format!("column arrival_s, row {row}: {arrival} is no time")));
+            }
+            if arrival < before {
+                return Err(Error::Trace(format!("column arrival_s, row {row}: {arrival} is before row {}", row - 1)));
+            }
+            before = arrival;
+            for (column, values) in [("prompt_tokens", &self.prompt_tokens), ("output_tokens", &self.output_tokens)] {
+                if values[row] == 0 {
+                    return Err(Error::Trace(format!("column {column}, row {row}: must be at least 1")));
+                }
+            }
+            if u64::from(self.prompt_tokens[row]) + u64::from(self.output_tokens[row]) > u64::from(u32::MAX / 2) {
+                return Err(Error::Trace(format!("row {row}: prompt and output are too long to count")));
+            }
+        }
+        for (name, values) in &self.scores {
+            if let Some(row) = values.iter().position(|value| !value.is_finite()) {
+                return Err(Error::Trace(format!("column score_{name}, row {row}: {} is no score", values[row])));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,157 @@
+//! The waiting queue of one simulated engine: by a static key, or by response ratio, with an optional cap on the time
+//! that anyone waits. Requests are named by their place in the order of arrival.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::queue::KeyedHeap;
+
+/// Who waits, and who is next.
+#[derive(Debug)]
+pub struct Waiting {
+    order: Discipline,
+    /// When each request entered the queue; NaN when it is not in it.
+    since: Vec<f64>,
+    len: usize,
+    wait_cap_s: Option<f64>,
+    /// In order of entry; an entry is stale when its time is no longer the request's.
+    entries: VecDeque<(u32, f64)>,
+    waited_s: f64,
+}
+
+#[derive(Debug)]
+enum Discipline {
+    Keyed(KeyedHeap),
+    /// Requests by service time; among equal ones the earliest has the highest ratio at any time.
+    ResponseRatio(BTreeMap<u32, BTreeSet<u32>>),
+}
+
+/// The request that is next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Head {
+    /// The request.
+    pub id: u32,
+    /// Its key; infinitely good when the wait cap put it first.
+    pub key: f64,
+    /// Whether the wait cap put it first.
+    pub promoted: bool,
+}
+
+impl Waiting {
+    /// An empty queue for `requests` requests, by key or by response ratio.
+    pub fn new(requests: usize, response_ratio: bool, wait_cap_s: Option<f64>) -> Self {
+        let order = if response_ratio {
+            Discipline::ResponseRatio(BTreeMap::new())
+        } else {
+            Discipline::Keyed(KeyedHeap::new())
+        };
+        Self { order, since: vec![f64::NAN; requests], len: 0, wait_cap_s, entries: VecDeque::new(), waited_s: 0.0 }
+    }
+
+    /// Requests that wait.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the order of two waiting requests can change by time alone.
+    pub fn drifts(&self) -> bool {
+        matches!(self.order, Discipline::ResponseRatio(_))
+    }
+
+    /// Whether `id` waits.
+    pub fn contains(&self, id: u32) -> bool {
+        !self.since[id as usize].is_nan()
+    }
+
+    /// Seconds waited by all requests together, up to the moments when they left the queue.
+    pub fn waited_s(&self) -> f64 {
+        self.waited_s
+    }
+
+    /// Adds a request with its key (by key) or its service time (by response ratio).
+    pub fn push(&mut self, id: u32, key: f64, service: u32, now: f64) {
+        match &mut self.order {
+            Discipline::Keyed(heap) => {
+                heap.push(id, key, u64::from(id));
+            }
+            Discipline::ResponseRatio(classes) => {
+                classes.entry(service).or_default().insert(id);
+            }
+        }
+        self.since[id as usize] = now;
+        self.len += 1;
+        if self.wait_cap_s.is_some() {
+            self.entries.push_back((id, now));
+        }
+    }
+
+    /// Gives a waiting request another key.
+    pub fn rekey(&mut self, id: u32, key: f64) {
+        if let Discipline::Keyed(heap) = &mut self.order {
+            heap.rekey(id, key);
+        }
+    }
+
+    /// Who is next at time `now`; `arrival_s` are the arrivals by request.
+    pub fn head(&mut self, now: f64, arrival_s: &[f64]) -> Option<Head> {
+        if let Some((id, since)) = self.oldest() {
+            if self.wait_cap_s.is_some_and(|cap| now - since >= cap) {
+                return Some(Head { id, key: f64::NEG_INFINITY, promoted: true });
+            }
+        }
+        match &self.order {
+            Discipline::Keyed(heap) => heap.peek().map(|(id, key)| Head { id, key, promoted: false }),
+            Discipline::ResponseRatio(classes) => {
+                let mut best: Option<Head> = None;
+                for (&service, ids) in classes {
+                    let Some(&id) = ids.first() else { continue };
+                    let key = -(now - arrival_s[id as usize]) / f64::from(service);
+                    if best.is_none_or(|head| key < head.key || (key == head.key && id < head.id)) {
+                        best = Some(Head { id, key, promoted: false });
+                    }
+                }
+                best
+            }
+        }
+    }
+
+    /// When the wait cap will next put somebody first.
+    pub fn next_promotion(&mut self) -> Option<f64> {
+        let cap = self.wait_cap_s?;
+        self.oldest().map(|(_, since)| since + cap)
+    }
+
+    /// Takes a request out of the queue.
+    pub fn remove(&mut self, id: u32, service: u32, now: f64) {
+        match &mut self.order {
+            Discipline::Keyed(heap) => {
+                heap.remove(id);
+            }
+            Discipline::ResponseRatio(classes) => {
+                if let Some(ids) = classes.get_mut(&service) {
+                    ids.remove(&id);
+                    if ids.is_empty() {
+                        classes.remove(&service);
+                    }
+                }
+            }
+        }
+        self.waited_s += now - self.since[id as usize];
+        self.since[id as usize] = f64::NAN;
+        self.len -= 1;
+    }
+
+    fn oldest(&mut self) -> Option<(u32, f64)> {
+        while let Some(&(id, since)) = self.entries.front() {
+            if self.since[id as usize] == since {
+                return Some((id, since));
+            }
+            self.entries.pop_front();
+        }
+        None
+    }
+}

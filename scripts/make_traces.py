@@ -3,8 +3,8 @@
     python scripts/make_traces.py DATA_DIR OUT_DIR
 
 DATA_DIR holds `smollm2.parquet` (a row a prompt: hidden states and sampled lengths of SmolLM2-135M-Instruct),
-`prompts.parquet` (used for the source of each prompt alone), `traces/azure2023` and `traces/llmservingsim`. The same data
-give the same bytes.
+`prompts.parquet` (used for the source of each prompt alone), `traces/azure2023` and `traces/llmservingsim`. The same
+data give the same bytes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main(
             model=MODEL,
             layer=layer,
             sampling=SAMPLING,
-            source=f"{group} prompts; lengths sampled with vLLM; gaps of the Azure 2023 conversation trace at {rate:g} requests/s",
+            source=f"{group} prompts, lengths sampled with vLLM; gaps of the Azure 2023 conversation trace, {rate:g}/s",
         )
         tell(path)
     for name, (run, workload, card) in RUNS.items():
@@ -94,13 +94,13 @@ def main(
             model="Llama-3.1-8B",
             block_size=BLOCK_SIZE,
             sampling="lengths forced",
-            source=f"vLLM 0.19 on one {card}, published with LLMServingSim; measured_* in seconds on the clock of arrival_s",
+            source=f"vLLM 0.19 on one {card}, published with LLMServingSim; measured_* on the clock of arrival_s",
         )
         tell(path)
 
 
 def domain_trace(rows: pl.DataFrame, rate: float, layer: int, arrivals: Floats) -> pl.DataFrame:
-    """The rows of one group in seeded random order, arriving with the real trace's gaps at a mean of `rate` requests/s."""
+    """The rows of one group in seeded random order, arriving with the real trace's gaps at `rate` requests/s."""
     order = np.random.default_rng(SEED).permutation(rows.height)
     rows = rows[order]
     prompt = prompt_features(rows["emb_mean"].to_numpy(), rows["prompt_tokens"].to_numpy())
@@ -135,9 +135,9 @@ def prompt_features(emb_mean: npt.NDArray[np.float16], tokens: npt.NDArray[np.ui
 def measured_run(requests: Path, workload: Path) -> pl.DataFrame:
     """A real vLLM run: planned arrivals, forced lengths, shared prefixes, and what was measured, all on one clock.
 
-    The log mixes Unix time (`arrival_time`) and the engine's monotonic clock (`*_ts`). Both are put on the plan's clock:
-    its zero is the Unix time at which the most punctual request was planned at 0, and the engine's zero follows from the
-    request that reached its queue fastest.
+    The log mixes Unix time (`arrival_time`) and the engine's monotonic clock (`*_ts`). Both are put on the plan's
+    clock: its zero is the latest at which no request was sent before its plan, and the engine's zero follows from
+    the request that reached its queue fastest.
     """
     plan = {f"bench-{index}": row for index, row in enumerate(json_lines(workload))}
     log = json_lines(requests)
@@ -169,7 +169,7 @@ def measured_run(requests: Path, workload: Path) -> pl.DataFrame:
 
 
 def block_hashes(tokens: list[int]) -> list[int]:
-    """One hash a full block of tokens, each over its block and the hash before it, so that equal leading hashes mean an equal prefix."""
+    """One hash a full block, each over its block and the hash before it: equal leading hashes mean an equal prefix."""
     hashes: list[int] = []
     previous = b""
     for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
@@ -241,7 +241,8 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 def show(scores: list[LayerScore], chosen: int) -> None:
     """Print the table that the choice of the layer rests on."""
-    table = Table("layer", "lambda", "Spearman", "sd over splits", "", title=f"Out-of-source rank correlation, {' + '.join(LAYER_GROUPS)}")
+    title = f"Out-of-source rank correlation, {' + '.join(LAYER_GROUPS)}"
+    table = Table("layer", "lambda", "Spearman", "sd over splits", "", title=title)
     for score in scores:
         mark = "chosen" if score.layer == chosen else ""
         table.add_row(str(score.layer), f"{score.lam:g}", f"{score.spearman:.3f}", f"{score.deviation:.3f}", mark)

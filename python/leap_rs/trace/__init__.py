@@ -1,7 +1,7 @@
 """Read and write traces: the strict leap format, and other public formats through one reader each.
 
-`read_trace` gives the frame alone; `load` gives the frame with its metadata and with everything that the reader left out
-or found odd, which is what the commands print.
+`read_trace` gives the frame alone; `load` gives the frame with its metadata and with everything that the reader left
+out or found odd, which is what the commands print.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from leap_rs.trace.files import existing_file
 from leap_rs.trace.model import LeftOut, Reader, ReadOptions, Trace, Unit
 from leap_rs.trace.parquet import LeapReader, write_trace
 
-__all__ = ["READERS", "LeftOut", "ReadOptions", "Reader", "Trace", "TraceWarning", "Unit", "load", "read_trace", "write_trace"]
+__all__ = [
+    "READERS",
+    "LeftOut",
+    "ReadOptions",
+    "Reader",
+    "Trace",
+    "TraceWarning",
+    "Unit",
+    "load",
+    "read_trace",
+    "write_trace",
+]
 
 READERS: tuple[Reader, ...] = (LeapReader(), AzureReader(), VidurReader())
 """Every format that is read; the first whose `sniff` agrees reads the file."""
@@ -38,7 +49,9 @@ def load(path: str | os.PathLike[str], options: ReadOptions | None = None) -> Tr
     raise TraceError(f"{file}: {what}. Formats: {formats}")
 
 
-def read_trace(path: str | os.PathLike[str], *, strict: bool = False, sort: bool = False, unit: Unit | None = None) -> pl.DataFrame:
+def read_trace(
+    path: str | os.PathLike[str], *, strict: bool = False, sort: bool = False, unit: Unit | None = None
+) -> pl.DataFrame:
     """Read a trace into a frame with the columns, dtypes and units of the leap format, one row a request by arrival.
 
     `strict`, `sort` and `unit` concern foreign formats only: refuse failed and zero-length rows instead of leaving them

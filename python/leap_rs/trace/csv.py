@@ -1,4 +1,4 @@
-"""Foreign CSV traces: every field by the header's names, every fault by its line number, and failed rows left out and counted."""
+"""Foreign CSV traces: fields by the header's names, faults by their line number, failed rows left out and counted."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Columns:
     output: str
 
     def all(self) -> tuple[str, str, str]:
+        """The three names."""
         return self.time, self.prompt, self.output
 
 
@@ -42,16 +43,18 @@ def header_names(path: Path) -> list[str]:
 
 
 class AzureReader:
-    """Azure LLM inference traces of 2023. Times are naive, with 7 fractional digits; they are read as integers of nanoseconds."""
+    """Azure LLM inference traces of 2023. Times are naive, with 7 fractional digits, and read as whole ns."""
 
     name = "azure-2023"
     description = "Azure 2023 CSV (TIMESTAMP,ContextTokens,GeneratedTokens)"
     columns = Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
     def sniff(self, path: Path) -> bool:
+        """See `Reader`."""
         return set(self.columns.all()) <= set(header_names(path))
 
     def read(self, path: Path, options: ReadOptions) -> Trace:
+        """See `Reader`."""
         if options.unit is not None:
             raise ConfigError(f"{path}: the times of {self.name} are dates; a unit ({options.unit}) cannot be given")
         rows = read_rows(path, self.columns)
@@ -73,9 +76,11 @@ class VidurReader:
     columns = Columns("arrived_at", "num_prefill_tokens", "num_decode_tokens")
 
     def sniff(self, path: Path) -> bool:
+        """See `Reader`."""
         return {self.columns.prompt, self.columns.output} <= set(header_names(path))
 
     def read(self, path: Path, options: ReadOptions) -> Trace:
+        """See `Reader`."""
         rows = read_rows(path, self.columns)
         times = rows[self.columns.time].cast(pl.Float64, strict=False)
         good = times.is_finite().fill_null(value=False)
@@ -118,8 +123,10 @@ def read_rows(path: Path, columns: Columns) -> pl.DataFrame:
     return table.select(_LINE, *wanted)
 
 
-def requests(path: Path, rows: pl.DataFrame, columns: Columns, options: ReadOptions) -> tuple[pl.DataFrame, tuple[LeftOut, ...]]:
-    """Rows that are requests, in order of arrival (columns line, arrival, prompt_tokens, output_tokens), and what was left out."""
+def requests(
+    path: Path, rows: pl.DataFrame, columns: Columns, options: ReadOptions
+) -> tuple[pl.DataFrame, tuple[LeftOut, ...]]:
+    """Rows that are requests (line, arrival, prompt_tokens, output_tokens) by arrival, and what was left out."""
     table = pl.DataFrame(
         [
             rows[_LINE],
@@ -138,7 +145,9 @@ def requests(path: Path, rows: pl.DataFrame, columns: Columns, options: ReadOpti
             continue
         first = f"line {zero[_LINE][0]}"
         if options.strict:
-            raise TraceError(f"{path}: {first}: column '{name}' is 0 ({meaning}); {zero.height} such rows, and strict refuses them")
+            raise TraceError(
+                f"{path}: {first}: column '{name}' is 0 ({meaning}); {zero.height} such rows, and strict refuses them"
+            )
         left_out.append(LeftOut(meaning, zero.height, first))
         table = table.filter(pl.col(column) > 0)
     if table.height == 0:
@@ -147,7 +156,9 @@ def requests(path: Path, rows: pl.DataFrame, columns: Columns, options: ReadOpti
     back = (table["arrival"].diff() < 0).fill_null(value=False).arg_true()
     if len(back) and not options.sort:
         line = table[_LINE][int(back[0])]
-        raise TraceError(f"{path}: line {line}: column '{columns.time}': times run backwards; sort says to order the rows by time")
+        raise TraceError(
+            f"{path}: line {line}: column '{columns.time}': times run backwards; sort says to order the rows by time"
+        )
     return table.sort("arrival", maintain_order=True), tuple(left_out)
 
 
@@ -161,7 +172,7 @@ def implausible_times(arrival: pl.Series, column: str) -> tuple[str, ...]:
     if 0.0 < span < (len(arrival) - 1) / BUSIEST_RATE:
         return (f"{len(arrival)} requests arrive within {span:.3g} s: is '{column}' really in seconds?",)
     if median_gap > QUIETEST_GAP_S or span > UNIX_TIME_S:
-        return (f"the requests are {median_gap:.3g} s apart and span {span:.3g} s: is '{column}' really in seconds? (the unit can be given)",)
+        return (f"the requests are {median_gap:.3g} s apart, {span:.3g} s in all: is '{column}' really in seconds?",)
     return ()
 
 
@@ -170,7 +181,8 @@ def _whole(path: Path, rows: pl.DataFrame, column: str) -> pl.Series:
     digits = rows[column].str.extract(r"^(\d+)(?:\.0+)?$", 1)
     values = digits.cast(pl.Int64, strict=False)
     _refuse(path, rows, values.is_null() | (values > U32_MAX), column, f"a whole number of tokens up to {U32_MAX}")
-    return values.cast(pl.UInt32)
+    tokens: pl.Series = values.cast(pl.UInt32)
+    return tokens
 
 
 def _refuse(path: Path, rows: pl.DataFrame, bad: pl.Series, column: str, wanted: str) -> None:

@@ -37,14 +37,14 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         raise TraceError(f"{path}: cannot be written: {reason(error)}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """The error's own words on one line, without the file name that the caller puts in front."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split())

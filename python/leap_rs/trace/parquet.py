@@ -24,9 +24,11 @@ class LeapReader:
     description = "leap Parquet (arrival_s, prompt_tokens, output_tokens, ...)"
 
     def sniff(self, path: Path) -> bool:
+        """See `Reader`."""
         return head(path).startswith(MAGIC)
 
     def read(self, path: Path, options: ReadOptions) -> Trace:
+        """See `Reader`."""
         del options  # a strict format leaves no choice
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -38,8 +40,7 @@ class LeapReader:
             metadata = dict(pl.read_parquet_metadata(path))
             frame = pl.read_parquet(path, hive_partitioning=False, glob=False)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError) as error:
-            text = reason(error if isinstance(error, Exception) else Exception(str(error)))
-            raise TraceError(f"{path}: the Parquet file is damaged: {text[:200]}") from error
+            raise TraceError(f"{path}: the Parquet file is damaged: {reason(error)[:200]}") from error
         for key in _ARROW_KEYS:
             metadata.pop(key, None)
         return Trace(schema.checked(frame, path, metadata), path, self.name, metadata)

@@ -35,7 +35,7 @@ def fault(path: Path, what: str, *, column: str | None = None, row: int | None =
 
 
 def checked(frame: pl.DataFrame, path: Path, metadata: Mapping[str, str]) -> pl.DataFrame:
-    """The frame with the format's own dtypes, or `TraceError`. Columns that the format does not know stay as they are."""
+    """The frame with the format's own dtypes, or `TraceError`. Columns that the format does not know are kept."""
     _check_version(path, metadata)
     for column in _REQUIRED:
         if column not in frame.columns:
@@ -108,7 +108,7 @@ def _arrivals(series: pl.Series, path: Path) -> pl.Series:
     if not series.dtype.is_numeric():
         raise _wrong_type(series, path, "seconds from the start of the trace as Float64")
     _refuse_nulls(series, path)
-    times = series.cast(pl.Float64)
+    times: pl.Series = series.cast(pl.Float64)
     _refuse_where(~times.is_finite(), times, path, "must be a finite number of seconds")
     _refuse_where(times < 0, times, path, "must not be negative")
     row = _first((times.diff() < 0).fill_null(value=False))
@@ -128,14 +128,15 @@ def _tokens(series: pl.Series, path: Path, smallest: int) -> pl.Series:
     _refuse_where(series < smallest, series, path, f"must be at least {smallest}")
     # Compared in 128 bits: a signed or small column cannot hold the bound itself.
     _refuse_where(series.cast(pl.Int128) > U32_MAX, series, path, f"must be at most {U32_MAX}")
-    return series.cast(pl.UInt32)
+    tokens: pl.Series = series.cast(pl.UInt32)
+    return tokens
 
 
 def _strings(series: pl.Series, path: Path) -> pl.Series:
     if series.dtype not in (pl.String, pl.Categorical, pl.Enum):
         raise _wrong_type(series, path, "String")
     _refuse_nulls(series, path)
-    text = series.cast(pl.String)
+    text: pl.Series = series.cast(pl.String)
     if series.name == "finish_reason":
         rule = f"must be one of {', '.join(FINISH_REASONS)}"
         _refuse_where(~text.is_in(FINISH_REASONS), text, path, rule)
@@ -151,7 +152,7 @@ def _reals(series: pl.Series, path: Path) -> pl.Series:
     if not series.dtype.is_numeric():
         raise _wrong_type(series, path, "Float32")
     _refuse_nulls(series, path)
-    values = series.cast(pl.Float32)
+    values: pl.Series = series.cast(pl.Float32)
     _refuse_where(~values.is_finite(), series, path, "must be a finite 32-bit number")
     if series.name == "temperature":
         _refuse_where(values < 0, series, path, "must not be negative")
@@ -178,7 +179,9 @@ def _features(series: pl.Series, path: Path) -> pl.Series:
     if bad.size:
         row = int(bad[0])
         element = int(np.argmin(good[row]))
-        raise fault(path, f"feature {element} is {values[row, element]}, not a finite number", column=series.name, row=row)
+        raise fault(
+            path, f"feature {element} is {values[row, element]}, not a finite number", column=series.name, row=row
+        )
     return series
 
 
@@ -192,9 +195,10 @@ def _blocks(series: pl.Series, path: Path) -> pl.Series:
     if row is not None:
         raise fault(path, "a block hash must be a whole number from 0 to 2**64 - 1", column=series.name, row=row)
     try:
-        return series.cast(pl.List(pl.UInt64))
+        blocks: pl.Series = series.cast(pl.List(pl.UInt64))
     except pl.exceptions.InvalidOperationError as error:
         raise fault(path, "a block hash is above 2**64 - 1", column=series.name) from error
+    return blocks
 
 
 def _check_between_columns(frame: pl.DataFrame, path: Path, metadata: Mapping[str, str]) -> None:

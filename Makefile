@@ -6,6 +6,8 @@ SHELL := bash
 
 PYTHON ?= python3
 TRACE ?= traces/sharegpt.parquet
+TRAIN ?= traces/chat.parquet traces/instruct.parquet
+READOUT ?= traces/readout.safetensors
 LOAD ?= 1.2
 REPLAY_ARGS ?=
 PYTEST_ARGS ?=
@@ -45,8 +47,12 @@ $(EXTENSION): $(SETUP) $(RUST)
 .PHONY: develop
 develop: system $(EXTENSION) ## build the extension module (release) into .venv
 
+# Fitted only where it is missing: after a clone all files are equally old.
+$(READOUT): | $(EXTENSION)
+	leap-fit $(TRAIN) --out $@ --eval $(TRACE) --rls
+
 .PHONY: replay
-replay: develop ## replay the committed trace under every policy (TRACE=, LOAD=, REPLAY_ARGS=)
+replay: develop $(READOUT) ## replay the committed trace under every policy (TRACE=, LOAD=, REPLAY_ARGS=)
 	leap-replay $(TRACE) --load $(LOAD) $(REPLAY_ARGS)
 
 .PHONY: test-rust
@@ -94,6 +100,15 @@ wheel: system $(WHEEL) ## dist/*.whl: manylinux, abi3, OpenBLAS inside
 bench: develop ## speeds, each as a ratio to something measured in the same run
 	OPENBLAS_NUM_THREADS=1 cargo bench --locked -p leap
 	OPENBLAS_NUM_THREADS=1 python benches/rls_numpy.py
+
+.PHONY: readout
+readout: develop ## fit the readout that make replay uses on TRAIN, and evaluate it on TRACE
+	leap-fit $(TRAIN) --out $(READOUT) --eval $(TRACE) --rls
+
+.PHONY: traces
+traces: develop ## make the committed traces again from the measured data in DATA=DIR
+	@[ -n '$(DATA)' ] || { echo 'usage: make traces DATA=DIR (scripts/make_traces.py says what DIR holds)' >&2; exit 2; }
+	python scripts/make_traces.py '$(DATA)' traces
 
 .PHONY: clean
 clean: ## remove what the other targets made

@@ -16,6 +16,7 @@ CARGO_TEST ?= --release
 
 VENV := $(CURDIR)/.venv
 export VIRTUAL_ENV := $(VENV)
+export PIP_QUIET := 1
 export PATH := $(VENV)/bin:$(PATH)
 
 SETUP := .venv/.setup

@@ -1,5 +1,201 @@
-use pyo3::prelude::*;
+//! Binding of the replayer: columns in, one JSON text and plain arrays out.
 
-pub fn register(_m: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use half::f16;
+use leap::online::{OnlineOptions, OnlineReadout};
+use leap::readout::Readout;
+use leap::replay::{Control, Features, Finish, Options, Readouts, Report, RequestRow, Trace, engine_presets, run};
+use leap::rls::Anchor;
+use numpy::{IntoPyArray, PyReadonlyArray1, PyReadonlyArray2};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::{ConfigError, TraceError, to_py};
+
+/// How often a running replay looks for signals and reports progress.
+const TICK: Duration = Duration::from_millis(100);
+
+#[pyfunction(name = "engine_presets")]
+fn presets() -> PyResult<String> {
+    serde_json::to_string(&engine_presets()).map_err(|error| ConfigError::new_err(error.to_string()))
+}
+
+#[pyfunction]
+#[pyo3(signature = (columns, options, state_readout=None, prompt_readout=None, progress=None, requests=false))]
+fn replay<'py>(
+    py: Python<'py>,
+    columns: &Bound<'py, PyDict>,
+    options: &str,
+    state_readout: Option<String>,
+    prompt_readout: Option<String>,
+    progress: Option<Py<PyAny>>,
+    requests: bool,
+) -> PyResult<(String, Option<Bound<'py, PyDict>>)> {
+    let trace = trace_of(columns)?;
+    let options: Options =
+        serde_json::from_str(options).map_err(|error| ConfigError::new_err(format!("replay options: {error}")))?;
+    let readouts = Readouts {
+        state: state_readout.map(|path| online(path.as_ref())).transpose()?,
+        prompt: prompt_readout.map(|path| online(path.as_ref())).transpose()?,
+        ..Readouts::default()
+    };
+    let (report, rows) = supervise(py, &trace, &readouts, &options, requests, progress)?;
+    let text = serde_json::to_string(&report).map_err(|error| ConfigError::new_err(error.to_string()))?;
+    let table = if requests { Some(table(py, &trace, &rows)?) } else { None };
+    Ok((text, table))
+}
+
+fn online(path: &Path) -> PyResult<OnlineReadout> {
+    let readout = Readout::load(path).map_err(to_py)?;
+    let beside = Anchor::path_for(path);
+    let anchor = if beside.exists() { Some(Anchor::load(&beside).map_err(to_py)?) } else { None };
+    OnlineReadout::new(readout, anchor, OnlineOptions::default()).map_err(to_py)
+}
+
+/// Runs without the GIL in a thread of its own, while this one watches for signals: Ctrl-C stops every simulation.
+fn supervise(
+    py: Python<'_>,
+    trace: &Trace,
+    readouts: &Readouts,
+    options: &Options,
+    requests: bool,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<(Report, Vec<RequestRow>)> {
+    let control = Control::default();
+    let done = AtomicBool::new(false);
+    let mut interrupted = None;
+    let result = py.detach(|| {
+        std::thread::scope(|scope| {
+            let watcher = std::thread::current();
+            let worker = scope.spawn(|| {
+                let result = run(trace, readouts, options, requests, &control);
+                done.store(true, Ordering::Release);
+                watcher.unpark();
+                result
+            });
+            while !done.load(Ordering::Acquire) {
+                std::thread::park_timeout(TICK);
+                let told = Python::attach(|py| {
+                    py.check_signals()?;
+                    let total = control.total.load(Ordering::Relaxed);
+                    match &progress {
+                        Some(progress) if total > 0 => {
+                            let share = control.finished.load(Ordering::Relaxed) as f64 / total as f64;
+                            progress.call1(py, (share,)).map(drop)
+                        }
+                        _ => Ok(()),
+                    }
+                });
+                if let Err(error) = told {
+                    control.cancel.store(true, Ordering::Relaxed);
+                    interrupted.get_or_insert(error);
+                }
+            }
+            worker.join()
+        })
+    });
+    if let Some(error) = interrupted {
+        return Err(error);
+    }
+    match result {
+        Ok(result) => result.map_err(to_py),
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+fn column<'py, T: numpy::Element + Copy>(columns: &Bound<'py, PyDict>, name: &str) -> PyResult<Option<Vec<T>>> {
+    let Some(value) = columns.get_item(name)? else { return Ok(None) };
+    let array: PyReadonlyArray1<'py, T> =
+        value.extract().map_err(|error| TraceError::new_err(format!("column {name}: {error}")))?;
+    Ok(Some(array.as_array().to_vec()))
+}
+
+fn required<T: numpy::Element + Copy>(columns: &Bound<'_, PyDict>, name: &str) -> PyResult<Vec<T>> {
+    column(columns, name)?.ok_or_else(|| TraceError::new_err(format!("column {name} is missing")))
+}
+
+fn features(columns: &Bound<'_, PyDict>, name: &str) -> PyResult<Option<Features>> {
+    let Some(value) = columns.get_item(name)? else { return Ok(None) };
+    if let Ok(rows) = value.extract::<PyReadonlyArray2<'_, f16>>() {
+        return Ok(Some(Features::F16(rows.as_array().to_owned())));
+    }
+    let rows: PyReadonlyArray2<'_, f32> =
+        value.extract().map_err(|error| TraceError::new_err(format!("column {name}: {error}")))?;
+    Ok(Some(Features::F32(rows.as_array().to_owned())))
+}
+
+fn trace_of(columns: &Bound<'_, PyDict>) -> PyResult<Trace> {
+    let finish = column::<u8>(columns, "finish")?.map(|codes| {
+        let decode = |code: &u8| match code {
+            1 => Finish::Length,
+            2 => Finish::Abort,
+            _ => Finish::Stop,
+        };
+        codes.iter().map(decode).collect()
+    });
+    let mut prefix_blocks = None;
+    if let Some(offsets) = column::<i64>(columns, "prefix_block_offsets")? {
+        let hashes = required::<u64>(columns, "prefix_block_hashes")?;
+        let slice = |pair: &[i64]| {
+            hashes
+                .get(pair[0] as usize..pair[1] as usize)
+                .map(<[u64]>::to_vec)
+                .ok_or_else(|| TraceError::new_err("column prefix_blocks: offsets do not fit the hashes"))
+        };
+        prefix_blocks = Some(offsets.windows(2).map(slice).collect::<PyResult<_>>()?);
+    }
+    let mut scores = Vec::new();
+    if let Some(named) = columns.get_item("scores")? {
+        for (name, _) in named.cast::<PyDict>()?.iter() {
+            let name: String = name.extract()?;
+            scores.push((name.clone(), required(named.cast::<PyDict>()?, &name)?));
+        }
+    }
+    let prefix_block_size = match columns.get_item("prefix_block_size")? {
+        Some(size) => size.extract()?,
+        None => 16,
+    };
+    Ok(Trace {
+        arrival_s: required(columns, "arrival_s")?,
+        prompt_tokens: required(columns, "prompt_tokens")?,
+        output_tokens: required(columns, "output_tokens")?,
+        max_tokens: column(columns, "max_tokens")?,
+        finish,
+        prefix_tokens: column(columns, "prefix_tokens")?,
+        prefix_blocks,
+        prefix_block_size,
+        features: features(columns, "features")?,
+        prompt_features: features(columns, "prompt_features")?,
+        scores,
+    })
+}
+
+/// One array a column, a row a finished request.
+fn table<'py>(py: Python<'py>, trace: &Trace, rows: &[RequestRow]) -> PyResult<Bound<'py, PyDict>> {
+    let table = PyDict::new(py);
+    let mut put = |name: &str, array: Bound<'py, PyAny>| table.set_item(name, array);
+    put("request", rows.iter().map(|r| r.record.row).collect::<Vec<_>>().into_pyarray(py).into_any())?;
+    put("policy", rows.iter().map(|r| r.policy as u16).collect::<Vec<_>>().into_pyarray(py).into_any())?;
+    put("point", rows.iter().map(|r| r.point).collect::<Vec<_>>().into_pyarray(py).into_any())?;
+    put("seed", rows.iter().map(|r| r.seed).collect::<Vec<_>>().into_pyarray(py).into_any())?;
+    put("arrival_s", rows.iter().map(|r| r.record.arrival_s).collect::<Vec<_>>().into_pyarray(py).into_any())?;
+    put("first_token_s", rows.iter().map(|r| r.record.first_token_s).collect::<Vec<_>>().into_pyarray(py).into_any())?;
+    put("finish_s", rows.iter().map(|r| r.record.finish_s).collect::<Vec<_>>().into_pyarray(py).into_any())?;
+    let output = |r: &RequestRow| trace.output_tokens[r.record.row as usize];
+    put("output_tokens", rows.iter().map(output).collect::<Vec<_>>().into_pyarray(py).into_any())?;
+    put("preemptions", rows.iter().map(|r| r.record.preemptions).collect::<Vec<_>>().into_pyarray(py).into_any())?;
+    let predicted = |r: &RequestRow| {
+        let [before, after] = r.record.predicted;
+        if after.is_nan() { before } else { after }
+    };
+    put("predicted_tokens", rows.iter().map(predicted).collect::<Vec<_>>().into_pyarray(py).into_any())?;
+    Ok(table)
+}
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_function(wrap_pyfunction!(presets, m)?)?;
+    m.add_function(wrap_pyfunction!(replay, m)?)
 }

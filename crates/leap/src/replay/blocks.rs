@@ -94,6 +94,11 @@ impl BlockPool {
         self.references[held.block as usize] == 0
     }
 
+    /// Whether its one holder would free the block by letting go.
+    pub fn is_sole(&self, held: Held) -> bool {
+        self.references[held.block as usize] == 1
+    }
+
     /// Takes a cached block for one more holder.
     pub fn acquire(&mut self, held: Held) {
         if self.is_free(held) {

@@ -129,6 +129,14 @@ impl DecodeSet {
         None
     }
 
+    /// A sequence that has generated its last token by now, if there is one that is still in the set.
+    pub fn pop_finished(&mut self) -> Option<u32> {
+        if self.steps_to_finish() != Some(0) {
+            return None;
+        }
+        self.ends.pop().map(|Reverse((_, id))| id)
+    }
+
     /// Moves on by `steps` steps in which nobody finishes before the last.
     pub fn advance(&mut self, steps: u64) {
         self.step += steps;

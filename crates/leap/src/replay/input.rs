@@ -34,6 +34,8 @@ pub struct RunInput {
     pub rows: Vec<u32>,
     /// Planned arrival in seconds.
     pub arrival_s: Vec<f64>,
+    /// Requests after which the same rows come again, as other requests with prefixes of their own.
+    pub(super) round: usize,
 }
 
 impl RunInput {
@@ -64,13 +66,14 @@ impl RunInput {
         if index > 0 {
             rows.shuffle(&mut random);
         }
-        Ok(Self { rows, arrival_s })
+        Ok(Self { round: rows.len().max(1), rows, arrival_s })
     }
 
     /// Everything at once, the whole list `copies` times over: the load that saturates an engine.
     pub fn saturating(rows: &[u32], copies: usize) -> Self {
+        let round = rows.len().max(1);
         let rows = rows.repeat(copies);
-        Self { arrival_s: vec![0.0; rows.len()], rows }
+        Self { round, arrival_s: vec![0.0; rows.len()], rows }
     }
 
     /// Number of requests.

@@ -1,0 +1,255 @@
+//! What one step does, decided in vLLM's order: the sequences that decode get their blocks, prefills under way go on,
+//! and only if nobody had to give way is the queue asked, up to the first request that does not fit.
+
+use super::engine::{Engine, Step};
+use crate::slots::select_slots;
+
+impl Engine<'_> {
+    /// Composes the next step; `None` when there is nothing to do. Progress is booked here, as vLLM does when it
+    /// schedules, so that the next composition can go on before the step has run.
+    pub(super) fn compose(&mut self) -> Option<Step> {
+        let mut step = Step::default();
+        self.choose_decoders(&mut step);
+        self.reserve_decode_blocks(&mut step);
+        let mut budget = self.config.max_num_batched_tokens - self.decoding.len();
+        self.continue_prefills(&mut step, &mut budget);
+        if !step.preempted {
+            self.admit(&mut step, &mut budget);
+        }
+        if self.decoding.len() == 0 && step.work.prefill == 0 {
+            return None;
+        }
+        self.take_blocks(1);
+        step.work.decode = self.decoding.len();
+        step.work.kv_tokens = self.decoding.kv_tokens();
+        // A victim may have been among those that came back to decode.
+        step.resumed.retain(|&(id, _)| self.decoding.contains(id));
+        self.decoding.advance(1);
+        self.finish_decoding(&mut step.done);
+        for &id in &step.prefilled {
+            let now = self.decoding.step();
+            let request = &mut self.requests[id as usize];
+            request.generated += 1;
+            request.last_decode_step = now;
+            if request.generated == request.output {
+                step.done.push(id);
+            } else {
+                self.ready.push(id);
+                self.slots_changed = true;
+            }
+        }
+        Some(step)
+    }
+
+    /// Tokens that `id` has generated.
+    pub(super) fn generated(&self, id: u32) -> u32 {
+        self.requests[id as usize].generated + self.decoding.progress(id)
+    }
+
+    fn choose_decoders(&mut self, step: &mut Step) {
+        let slots = self.config.slots();
+        if self.decoding.len() + self.ready.len() as u32 <= slots {
+            for id in std::mem::take(&mut self.ready) {
+                self.start_decoding(id, step);
+            }
+            return;
+        }
+        let now = self.decoding.step();
+        if !self.slots_changed && now < self.next_slot_choice {
+            return;
+        }
+        let decoding = self.decoding.len() as usize;
+        let mut ids: Vec<u32> = self.decoding.members().collect();
+        ids.sort_unstable();
+        ids.extend_from_slice(&self.ready);
+        let keys: Vec<f64> = ids.iter().map(|&id| self.ranker.slot_key(id, self.generated(id))).collect();
+        let waited: Vec<u32> = ids
+            .iter()
+            .enumerate()
+            .map(|(i, &id)| if i < decoding { 0 } else { (now - self.requests[id as usize].last_decode_step) as u32 })
+            .collect();
+        let chosen = select_slots(&keys, &waited, slots as usize, self.spec.wait_cap_steps);
+        let mut is_chosen = vec![false; ids.len()];
+        for &i in &chosen {
+            is_chosen[i as usize] = true;
+        }
+        let cap = self.spec.wait_cap_steps;
+        let promoted =
+            chosen.iter().filter(|&&i| cap.is_some_and(|cap| waited[i as usize] >= cap)).count() as u64;
+        self.outcome.wait_cap_promotions += promoted;
+        self.ready.clear();
+        for (i, &id) in ids.iter().enumerate() {
+            if i < decoding && !is_chosen[i] {
+                self.stop_decoding(id);
+                self.ready.push(id);
+            }
+        }
+        for (i, &id) in ids.iter().enumerate().skip(decoding) {
+            if is_chosen[i] { self.start_decoding(id, step) } else { self.ready.push(id) }
+        }
+        self.slots_changed = false;
+        // A promoted sequence has its one token after this step, and competes by its key again.
+        self.next_slot_choice = if promoted > 0 { now + 1 } else { self.next_choice() };
+    }
+
+    /// The step at which the choice of slots may come out otherwise although nobody came or went.
+    fn next_choice(&self) -> u64 {
+        let now = self.decoding.step();
+        let rekey = self.decoding.members().map(|id| {
+            let generated = self.generated(id);
+            now + u64::from(self.ranker.next_rekey(generated) - generated)
+        });
+        let starving = self.ready.iter().filter_map(|&id| {
+            let cap = u64::from(self.spec.wait_cap_steps?);
+            Some((self.requests[id as usize].last_decode_step + cap).max(now + 1))
+        });
+        rekey.chain(starving).min().unwrap_or(u64::MAX)
+    }
+
+    fn start_decoding(&mut self, id: u32, step: &mut Step) {
+        let request = &self.requests[id as usize];
+        if request.last_token_s < self.horizon {
+            step.resumed.push((id, request.last_token_s));
+        }
+        self.decoding.join(id, request.computed, request.output - request.generated);
+    }
+
+    /// Books the progress of a decoding sequence and takes it out of the decode set.
+    pub(super) fn stop_decoding(&mut self, id: u32) {
+        let progress = self.decoding.progress(id);
+        let request = &mut self.requests[id as usize];
+        request.generated += progress;
+        request.computed += progress;
+        if progress > 0 {
+            request.last_token_s = self.horizon;
+            request.last_decode_step = self.decoding.step();
+        }
+        self.decoding.leave(id, request.computed);
+        self.slots_changed = true;
+    }
+
+    /// Takes those out that have generated their last token in the step just booked.
+    pub(super) fn finish_decoding(&mut self, done: &mut Vec<u32>) {
+        while let Some(id) = self.decoding.pop_finished() {
+            self.stop_decoding(id);
+            done.push(id);
+        }
+    }
+
+    fn reserve_decode_blocks(&mut self, step: &mut Step) {
+        while self.decoding.need_block(1).len() as u32 > self.pool.free() {
+            let Some(victim) = self.victim() else { break };
+            self.preempt(victim);
+            step.preempted = true;
+        }
+    }
+
+    /// Gives the blocks that the next `steps` steps need to those that decode in them.
+    pub(super) fn take_blocks(&mut self, steps: u64) {
+        for ahead in 1..=steps {
+            for &id in self.decoding.need_block(ahead) {
+                if let Some(held) = self.pool.allocate() {
+                    self.requests[id as usize].blocks.push(held);
+                }
+            }
+        }
+    }
+
+    fn continue_prefills(&mut self, step: &mut Step, budget: &mut u32) {
+        if self.prefilling.is_empty() {
+            return;
+        }
+        for id in self.prefilling.clone() {
+            let request = &self.requests[id as usize];
+            if *budget == 0 || !request.is_resident {
+                continue;
+            }
+            let chunk = (request.prompt + request.generated - request.computed).min(*budget);
+            let need = self.blocks_for(request.computed + chunk) - request.blocks.len() as u32;
+            // Blocks that the decoding sequences take in this step are spoken for.
+            while need + self.decoding.need_block(1).len() as u32 > self.pool.free() {
+                let Some(victim) = self.victim() else { return };
+                self.preempt(victim);
+                step.preempted = true;
+                if victim == id {
+                    break;
+                }
+            }
+            if !self.requests[id as usize].is_resident {
+                continue;
+            }
+            self.prefill(id, chunk, step);
+            *budget -= chunk;
+        }
+    }
+
+    /// Books a prefill chunk, with the blocks for it.
+    fn prefill(&mut self, id: u32, chunk: u32, step: &mut Step) {
+        let computed = self.requests[id as usize].computed;
+        step.work.add_chunk(chunk, computed);
+        let held = self.requests[id as usize].blocks.len() as u32;
+        for _ in held..self.blocks_for(computed + chunk) {
+            if let Some(block) = self.pool.allocate() {
+                self.requests[id as usize].blocks.push(block);
+            }
+        }
+        // From the first block that may have become full; a prefix cached from outside brings whole ones.
+        let from = held.min(computed / self.config.block_size);
+        self.publish_blocks(id, from, (computed + chunk) / self.config.block_size);
+        let request = &mut self.requests[id as usize];
+        request.computed += chunk;
+        if request.computed == request.prompt + request.generated {
+            step.prefilled.push(id);
+            self.prefilling.retain(|&other| other != id);
+        }
+    }
+
+    fn admit(&mut self, step: &mut Step, budget: &mut u32) {
+        while *budget > 0 {
+            let Some(head) = self.waiting.head(self.now, &self.input.arrival_s) else { return };
+            let id = head.id;
+            let hit = self.cached_blocks(id);
+            let request = &self.requests[id as usize];
+            let target = request.prompt + request.generated;
+            let computed = (hit.len() as u32 * self.config.block_size).max(self.outside_prefix(id, target));
+            let left = target - computed;
+            if left > *budget && !self.config.enable_chunked_prefill {
+                return;
+            }
+            let chunk = left.min(*budget);
+            let reach = if self.config.reserve_full_prompt { target } else { computed + chunk };
+            let mut need = self.blocks_for(reach) - hit.len() as u32;
+            need += hit.iter().filter(|&&held| self.pool.is_free(held)).count() as u32;
+            if !self.residents.is_empty() {
+                need += (self.config.watermark * f64::from(self.config.usable_blocks())) as u32;
+            }
+            // Blocks that the decoding sequences take in this step are spoken for.
+            need += self.decoding.need_block(1).len() as u32;
+            let no_seat = self.residents.len() as u32 >= self.config.max_num_seqs;
+            if no_seat || need > self.pool.free() {
+                if self.spec.levers.evict && self.evict_for(head.key, need, no_seat) {
+                    step.preempted = true;
+                    continue;
+                }
+                step.blocked_by_memory |= !no_seat;
+                return;
+            }
+            self.waiting.remove(id, self.requests[id as usize].prompt, self.now);
+            self.outcome.wait_cap_promotions += u64::from(head.promoted);
+            for &held in &hit {
+                self.pool.acquire(held);
+            }
+            self.outcome.cached_tokens += u64::from(computed);
+            let request = &mut self.requests[id as usize];
+            request.blocks = hit;
+            request.computed = computed;
+            request.is_resident = true;
+            request.admitted = self.admissions;
+            self.admissions += 1;
+            self.residents.push(id);
+            self.prefilling.push(id);
+            self.prefill(id, chunk, step);
+            *budget -= chunk;
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! The simulated engine: steps in time. A step is composed from what is known at that moment; equal decode steps
+//! behind it are taken in one go, up to the first moment at which anything could be decided otherwise.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use super::blocks::{BlockPool, Held};
+use super::cost::{CostModel, Ramp, Work};
+use super::decode::DecodeSet;
+use super::gaps::Gaps;
+use super::input::RunInput;
+use super::policy::{PolicySpec, Rule};
+use super::ranker::{Ranker, Readouts};
+use super::trace::Trace;
+use super::waiting::Waiting;
+use crate::{Error, Result};
+
+/// An engine's limits, as vLLM names them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineConfig {
+    /// Step-time model.
+    pub cost: CostModel,
+    /// Usable KV cache in tokens, without the null block.
+    pub kv_tokens: u32,
+    /// Tokens a KV block.
+    pub block_size: u32,
+    /// Most residents.
+    pub max_num_seqs: u32,
+    /// Token budget of a step.
+    pub max_num_batched_tokens: u32,
+    /// Compose a step while the one before it runs: a newcomer waits one step more, a finished seat is empty for one.
+    pub async_scheduling: bool,
+    /// Prefill a prompt in pieces that fit the token budget.
+    pub enable_chunked_prefill: bool,
+    /// Keep freed blocks findable by the prefix that they hold.
+    pub enable_prefix_caching: bool,
+    /// Sequences that decode in a step; absent means every resident.
+    pub decode_slots: Option<u32>,
+    /// Admit a request only if its whole sequence fits now, not just its first chunk.
+    pub reserve_full_prompt: bool,
+    /// Share of the blocks that an admission must leave free.
+    pub watermark: f64,
+}
+
+impl EngineConfig {
+    /// Whole usable blocks.
+    pub fn usable_blocks(&self) -> u32 {
+        self.kv_tokens / self.block_size.max(1)
+    }
+
+    /// Sequences that may decode in a step.
+    pub fn slots(&self) -> u32 {
+        self.decode_slots.unwrap_or(self.max_num_seqs).min(self.max_num_seqs)
+    }
+
+    /// Refuses limits with which nothing could run.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the option.
+    pub fn check(&self) -> Result<()> {
+        self.cost.check()?;
+        let refuse = |text: String| Err(Error::Config(text));
+        for (option, value) in [
+            ("block_size", self.block_size),
+            ("max_num_seqs", self.max_num_seqs),
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("decode_slots", self.decode_slots.unwrap_or(1)),
+        ] {
+            if value == 0 {
+                return refuse(format!("{option} must be at least 1"));
+            }
+        }
+        if self.usable_blocks() == 0 {
+            return refuse(format!("kv_tokens {} is less than a block of {} tokens", self.kv_tokens, self.block_size));
+        }
+        if self.slots() > self.max_num_batched_tokens {
+            return refuse(format!(
+                "max_num_batched_tokens {} is less than the {} sequences that may decode in a step",
+                self.max_num_batched_tokens,
+                self.slots()
+            ));
+        }
+        if !(0.0..1.0).contains(&self.watermark) {
+            return refuse(format!("watermark must be at least 0 and below 1, got {}", self.watermark));
+        }
+        Ok(())
+    }
+}
+
+/// How a caller watches and stops running simulations.
+#[derive(Debug, Default)]
+pub struct Control {
+    /// Set to stop every simulation soon.
+    pub cancel: AtomicBool,
+    /// Requests finished so far, over all simulations.
+    pub finished: AtomicU64,
+    /// Requests that all simulations together will finish; 0 until known.
+    pub total: AtomicU64,
+}
+
+/// One finished request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Record {
+    /// Row of the trace.
+    pub row: u32,
+    /// Times it lost its KV cache.
+    pub preemptions: u32,
+    /// Planned arrival in seconds.
+    pub arrival_s: f64,
+    /// End of the step with the first token, in seconds.
+    pub first_token_s: f64,
+    /// End of the step with the last token, in seconds.
+    pub finish_s: f64,
+    /// Predicted tokens before and after prefill; NaN where nothing was predicted.
+    pub predicted: [f32; 2],
+}
+
+/// What one simulation shows.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// The requests in order of arrival.
+    pub records: Vec<Record>,
+    /// Inter-token latencies, pooled.
+    pub gaps: Gaps,
+    /// Engine steps.
+    pub steps: u64,
+    /// Steps after whose composition somebody still waited.
+    pub steps_with_queue: u64,
+    /// Steps in which the next request found a seat but no KV blocks.
+    pub steps_blocked_by_memory: u64,
+    /// Times that a resident lost its KV cache, for want of blocks or to the evict lever.
+    pub preemptions: u64,
+    /// Times that a cap on waiting put somebody first, in the queue or the slots.
+    pub wait_cap_promotions: u64,
+    /// Prompt tokens taken from the prefix cache.
+    pub cached_tokens: u64,
+    /// Seconds in the waiting queue, over all requests.
+    pub waited_s: f64,
+}
+
+/// Simulates one policy once.
+///
+/// # Errors
+/// [`Error::Config`] for options that do not fit the trace, [`Error::Readout`] for features that do not fit a readout,
+/// [`Error::Cancelled`] when `control` says so.
+pub fn simulate(
+    trace: &Trace,
+    input: &RunInput,
+    config: &EngineConfig,
+    spec: &PolicySpec,
+    readouts: &Readouts,
+    options: &super::run::Options,
+    control: &Control,
+) -> Result<Outcome> {
+    let ranker = Ranker::new(spec, trace, input, readouts, options.output_budget(trace, readouts))?;
+    Engine::new(trace, input, config, spec, ranker, options, control).run()
+}
+
+/// A request inside the engine.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) prompt: u32,
+    pub(super) output: u32,
+    /// Tokens generated when it last left the decode set.
+    pub(super) generated: u32,
+    /// Tokens stored when it last left the decode set.
+    pub(super) computed: u32,
+    /// Blocks held, or, of a request that was preempted, those it held.
+    pub(super) blocks: Vec<Held>,
+    pub(super) is_resident: bool,
+    pub(super) admitted: u64,
+    pub(super) preemptions: u32,
+    pub(super) last_decode_step: u64,
+    pub(super) last_token_s: f64,
+    pub(super) first_token_s: f64,
+    pub(super) finish_s: f64,
+}
+
+/// A composed step.
+#[derive(Debug, Default)]
+pub(super) struct Step {
+    pub(super) work: Work,
+    /// Requests whose prefill ends in it.
+    pub(super) prefilled: Vec<u32>,
+    /// Requests whose last token it generates.
+    pub(super) done: Vec<u32>,
+    /// Those that decode again after a pause, with the time of their last token.
+    pub(super) resumed: Vec<(u32, f64)>,
+    /// Somebody lost its blocks in it, so the next step may admit again.
+    pub(super) preempted: bool,
+    pub(super) blocked_by_memory: bool,
+}
+
+struct Flight {
+    end: f64,
+    prefilled: Vec<u32>,
+    done: Vec<u32>,
+}
+
+pub(super) struct Engine<'a> {
+    pub(super) trace: &'a Trace,
+    pub(super) input: &'a RunInput,
+    pub(super) config: &'a EngineConfig,
+    pub(super) spec: &'a PolicySpec,
+    pub(super) ranker: Ranker<'a>,
+    max_concurrency: usize,
+    control: &'a Control,
+    pub(super) now: f64,
+    /// End of the last composed step.
+    pub(super) horizon: f64,
+    pub(super) requests: Vec<Request>,
+    /// Holders of a seat, in no order.
+    pub(super) residents: Vec<u32>,
+    /// Residents that prefill, in order of admission.
+    pub(super) prefilling: Vec<u32>,
+    /// Residents that could decode and do not.
+    pub(super) ready: Vec<u32>,
+    pub(super) decoding: DecodeSet,
+    pub(super) pool: BlockPool,
+    pub(super) waiting: Waiting,
+    pub(super) slots_changed: bool,
+    pub(super) next_slot_choice: u64,
+    pub(super) last_evict_s: f64,
+    next_arrival: usize,
+    inside: usize,
+    delayed: VecDeque<(f64, u32)>,
+    flights: VecDeque<Flight>,
+    pub(super) admissions: u64,
+    pub(super) outcome: Outcome,
+}
+
+impl<'a> Engine<'a> {
+    fn new(
+        trace: &'a Trace,
+        input: &'a RunInput,
+        config: &'a EngineConfig,
+        spec: &'a PolicySpec,
+        ranker: Ranker<'a>,
+        options: &super::run::Options,
+        control: &'a Control,
+    ) -> Self {
+        let request = |&row: &u32| Request {
+            prompt: trace.prompt_tokens[row as usize],
+            output: trace.output_tokens[row as usize],
+            generated: 0,
+            computed: 0,
+            blocks: Vec::new(),
+            is_resident: false,
+            admitted: 0,
+            preemptions: 0,
+            last_decode_step: 0,
+            last_token_s: f64::NAN,
+            first_token_s: f64::NAN,
+            finish_s: f64::NAN,
+        };
+        Self {
+            requests: input.rows.iter().map(request).collect(),
+            residents: Vec::new(),
+            prefilling: Vec::new(),
+            ready: Vec::new(),
+            decoding: DecodeSet::new(input.len(), config.block_size),
+            pool: BlockPool::new(config.usable_blocks()),
+            waiting: Waiting::new(input.len(), spec.rule == Rule::Hrrn, spec.wait_cap_s.or(options.wait_cap_s)),
+            slots_changed: true,
+            next_slot_choice: 0,
+            last_evict_s: f64::NEG_INFINITY,
+            next_arrival: 0,
+            inside: 0,
+            delayed: VecDeque::new(),
+            flights: VecDeque::new(),
+            admissions: 0,
+            outcome: Outcome::default(),
+            now: 0.0,
+            horizon: 0.0,
+            max_concurrency: options.max_concurrency.map_or(usize::MAX, |most| most as usize),
+            trace,
+            input,
+            config,
+            spec,
+            ranker,
+            control,
+        }
+    }
+
+    fn run(mut self) -> Result<Outcome> {
+        loop {
+            if self.control.cancel.load(Ordering::Relaxed) {
+                return Err(Error::Cancelled);
+            }
+            self.take_in()?;
+            if self.land()? {
+                self.take_in()?;
+            }
+            if let Some(step) = self.compose() {
+                self.execute(step);
+                continue;
+            }
+            let next = match self.flights.front() {
+                Some(flight) => flight.end,
+                None => match self.next_event() {
+                    Some(at) => at,
+                    None => break,
+                },
+            };
+            self.now = self.now.max(next);
+        }
+        if !self.waiting.is_empty() || !self.residents.is_empty() || self.next_arrival < self.input.len() {
+            return Err(Error::Config(format!(
+                "policy {}: the engine stands still at {:.3} s with {} waiting and {} resident",
+                self.spec,
+                self.now,
+                self.waiting.len(),
+                self.residents.len()
+            )));
+        }
+        Ok(self.close())
+    }
+
+    /// Lets in what has arrived by now, and what another predictor has scored by now.
+    fn take_in(&mut self) -> Result<()> {
+        while self.next_arrival < self.input.len() && self.inside < self.max_concurrency {
+            let id = self.next_arrival as u32;
+            let at = self.input.arrival_s[self.next_arrival];
+            if at > self.now {
+                break;
+            }
+            self.next_arrival += 1;
+            self.inside += 1;
+            self.ranker.arrived(id)?;
+            // Under a concurrency limit the client holds a request back beyond its planned arrival.
+            let entered = if self.max_concurrency == usize::MAX { at } else { self.now };
+            if self.ranker.is_delayed() {
+                self.delayed.push_back((entered + self.spec.delay_s, id));
+            }
+            self.enqueue(id, entered);
+        }
+        while let Some(&(at, id)) = self.delayed.front() {
+            if at > self.now {
+                break;
+            }
+            self.delayed.pop_front();
+            self.ranker.scored(id);
+            self.slots_changed = true;
+            self.rekey_waiting(id);
+        }
+        Ok(())
+    }
+
+    fn rekey_waiting(&mut self, id: u32) {
+        if self.waiting.contains(id) {
+            self.waiting.rekey(id, self.ranker.queue_key(id, self.requests[id as usize].generated));
+        }
+    }
+
+    pub(super) fn enqueue(&mut self, id: u32, since: f64) {
+        let request = &self.requests[id as usize];
+        self.waiting.push(id, self.ranker.queue_key(id, request.generated), request.prompt, since);
+    }
+
+    /// Processes the steps that have ended: hidden states arrive, finished requests give up seat and blocks.
+    fn land(&mut self) -> Result<bool> {
+        let mut released = false;
+        while self.flights.front().is_some_and(|flight| flight.end <= self.now) {
+            let Some(flight) = self.flights.pop_front() else { break };
+            for id in flight.prefilled {
+                if self.ranker.prefilled(id)? {
+                    self.slots_changed = true;
+                    self.rekey_waiting(id);
+                }
+            }
+            for id in flight.done {
+                self.ranker.finished(id)?;
+                self.release_blocks(id);
+                self.requests[id as usize].blocks = Vec::new();
+                self.leave_seat(id);
+                self.inside -= 1;
+                self.control.finished.fetch_add(1, Ordering::Relaxed);
+                released = true;
+            }
+        }
+        Ok(released)
+    }
+
+    /// The next moment at which something comes from outside.
+    fn next_event(&self) -> Option<f64> {
+        let arrival = (self.inside < self.max_concurrency)
+            .then(|| self.input.arrival_s.get(self.next_arrival).copied())
+            .flatten();
+        let scored = self.delayed.front().map(|&(at, _)| at);
+        [arrival, scored].into_iter().flatten().min_by(f64::total_cmp)
+    }
+
+    /// Runs a composed step and the equal ones behind it.
+    fn execute(&mut self, step: Step) {
+        let start = self.now.max(self.horizon);
+        let slow = if self.delayed.is_empty() { 1.0 } else { 1.0 / (1.0 - self.spec.gpu_share) };
+        let ramp = Ramp::new(&self.config.cost, &step.work, slow);
+        let more = if step.work.prefill == 0 && step.done.is_empty() && !step.preempted {
+            self.equal_steps(start, &ramp)
+        } else {
+            0
+        };
+        let mut done = step.done;
+        if more > 0 {
+            self.take_blocks(more);
+            self.decoding.advance(more);
+            self.finish_decoding(&mut done);
+        }
+        let steps = 1 + more;
+        let end = start + ramp.elapsed(steps);
+        let regular = u64::from(step.work.decode) - step.resumed.len() as u64;
+        for (_, at) in &step.resumed {
+            self.outcome.gaps.add(start + ramp.first - at);
+        }
+        self.outcome.gaps.add_ramp(&Ramp { growth: 0.0, ..ramp }, 1, regular);
+        if more > 0 {
+            let rest = Ramp { first: ramp.first + ramp.growth, ..ramp };
+            self.outcome.gaps.add_ramp(&rest, more, u64::from(step.work.decode));
+        }
+        for &id in &step.prefilled {
+            let request = &mut self.requests[id as usize];
+            if request.first_token_s.is_nan() {
+                request.first_token_s = end;
+            } else {
+                self.outcome.gaps.add(end - request.last_token_s);
+            }
+            request.last_token_s = end;
+        }
+        for &id in &done {
+            self.requests[id as usize].finish_s = end;
+        }
+        self.outcome.steps += steps;
+        if !self.waiting.is_empty() {
+            self.outcome.steps_with_queue += steps;
+        }
+        if step.blocked_by_memory {
+            self.outcome.steps_blocked_by_memory += steps;
+        }
+        self.flights.push_back(Flight { end, prefilled: step.prefilled, done });
+        self.horizon = end;
+        self.now = if self.config.async_scheduling { start + ramp.elapsed(more) } else { end };
+    }
+
+    /// How many steps equal to the one just composed, which starts at `start`, can follow it.
+    fn equal_steps(&mut self, start: f64, ramp: &Ramp) -> u64 {
+        // A step still in flight that frees a seat or brings a hidden state lands before the next composition.
+        let slots_bind = self.decoding.len() + self.ready.len() as u32 > self.config.slots();
+        let estimates_matter = slots_bind || self.spec.levers.evict;
+        let changes = |flight: &Flight| !flight.done.is_empty() || (estimates_matter && !flight.prefilled.is_empty());
+        if self.flights.iter().any(changes) {
+            return 0;
+        }
+        let Some(to_finish) = self.decoding.steps_to_finish() else { return 0 };
+        let mut limit = to_finish;
+        if slots_bind {
+            limit = limit.min(self.next_slot_choice.saturating_sub(self.decoding.step()));
+        }
+        let seat_free = (self.residents.len() as u32) < self.config.max_num_seqs;
+        if !self.waiting.is_empty() && seat_free && self.waiting.drifts() {
+            return 0;
+        }
+        if let Some(at) = self.next_decision(seat_free) {
+            limit = if self.config.async_scheduling {
+                // Step i behind this one is composed when step i - 1 starts.
+                if start >= at { 0 } else { limit.min(ramp.steps_before(at - start, limit) + 1) }
+            } else {
+                ramp.steps_before(at - start, limit)
+            };
+        }
+        self.decoding.steps_with_blocks(self.pool.free(), limit)
+    }
+
+    /// The next moment from outside that could change what the following step does.
+    fn next_decision(&mut self, seat_free: bool) -> Option<f64> {
+        let evicts = self.spec.levers.evict;
+        let slowed = self.spec.gpu_share > 0.0 && self.ranker.is_delayed();
+        // With every seat taken an arrival changes nothing but whether there is a queue at all.
+        let matters = seat_free || evicts || slowed || self.waiting.is_empty();
+        let outside = if matters { self.next_event() } else { None };
+        let promotion = if seat_free || evicts { self.waiting.next_promotion() } else { None };
+        let eviction = (evicts && !self.waiting.is_empty() && self.spec.evict_per_s > 0.0)
+            .then(|| self.last_evict_s + 1.0 / self.spec.evict_per_s)
+            .filter(|&at| at > self.now);
+        [outside, promotion.filter(|&at| at > self.now), eviction].into_iter().flatten().min_by(f64::total_cmp)
+    }
+
+    fn close(mut self) -> Outcome {
+        let predicted = |column: &[f32], id: usize| column.get(id).copied().unwrap_or(f32::NAN);
+        let [before, after] = &self.ranker.predicted;
+        self.outcome.records = self
+            .requests
+            .iter()
+            .enumerate()
+            .map(|(id, request)| Record {
+                row: self.input.rows[id],
+                preemptions: request.preemptions,
+                arrival_s: self.input.arrival_s[id],
+                first_token_s: request.first_token_s,
+                finish_s: request.finish_s,
+                predicted: [predicted(before, id), predicted(after, id)],
+            })
+            .collect();
+        self.outcome.waited_s = self.waiting.waited_s();
+        self.outcome
+    }
+}

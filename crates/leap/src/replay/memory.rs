@@ -1,0 +1,155 @@
+//! Seats and KV blocks of the simulated engine: what a request may reuse, who gives way, and what is left of one that
+//! did.
+
+use super::blocks::Held;
+use super::engine::Engine;
+
+impl Engine<'_> {
+    /// Blocks that hold `tokens` tokens.
+    pub(super) fn blocks_for(&self, tokens: u32) -> u32 {
+        tokens.div_ceil(self.config.block_size)
+    }
+
+    /// Hash of the `index`-th block of a request's prompt, where the trace knows it.
+    fn shared_hash(&self, id: u32, index: u32) -> Option<u64> {
+        let row = self.input.rows[id as usize] as usize;
+        let hashes = &self.trace.prefix_blocks.as_ref()?[row];
+        let per_hash = self.trace.prefix_block_size / self.config.block_size;
+        let hash = hashes.get((index / per_hash.max(1)) as usize)?;
+        // One hash may name several of the engine's blocks; and no prefix is shared between copies of a trace.
+        let copy = id as usize / self.input.round;
+        let part = u64::from(index % per_hash.max(1));
+        let mixed = hash ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (copy as u64).wrapping_mul(0xd1b5_4a32_d192_ed03);
+        Some(mixed.max(1))
+    }
+
+    /// The leading blocks that a waiting request finds in the cache: shared ones by hash, and its own if it was
+    /// preempted. At least one token is left to compute, since only that gives a next token.
+    pub(super) fn cached_blocks(&self, id: u32) -> Vec<Held> {
+        if !self.config.enable_prefix_caching {
+            return Vec::new();
+        }
+        let request = &self.requests[id as usize];
+        let most = (request.prompt + request.generated - 1) / self.config.block_size;
+        let own_full = (request.computed / self.config.block_size) as usize;
+        let mut hit = Vec::new();
+        for index in 0..most {
+            let own = request.blocks[..own_full.min(request.blocks.len())].get(index as usize).copied();
+            let own = own.filter(|&held| self.pool.is_intact(held));
+            let found = own.or_else(|| self.shared_hash(id, index).and_then(|hash| self.pool.find(hash)));
+            match found {
+                Some(held) => hit.push(held),
+                None => break,
+            }
+        }
+        hit
+    }
+
+    /// Prompt tokens that the trace says were cached from outside, in whole blocks.
+    pub(super) fn outside_prefix(&self, id: u32, target: u32) -> u32 {
+        let Some(prefixes) = &self.trace.prefix_tokens else { return 0 };
+        if !self.config.enable_prefix_caching {
+            return 0;
+        }
+        let prefix = prefixes[self.input.rows[id as usize] as usize].min(target - 1);
+        prefix - prefix % self.config.block_size
+    }
+
+    /// Makes the prompt blocks `from..to` of a request findable by others.
+    pub(super) fn publish_blocks(&mut self, id: u32, from: u32, to: u32) {
+        if self.trace.prefix_blocks.is_none() || !self.config.enable_prefix_caching {
+            return;
+        }
+        let full = self.requests[id as usize].prompt / self.config.block_size;
+        for index in from..to.min(full) {
+            if let Some(hash) = self.shared_hash(id, index) {
+                self.pool.publish(self.requests[id as usize].blocks[index as usize], hash);
+            }
+        }
+    }
+
+    /// Frees a request's blocks, the last first: the tail of a prefix is the least likely to be asked for again.
+    pub(super) fn release_blocks(&mut self, id: u32) {
+        for i in (0..self.requests[id as usize].blocks.len()).rev() {
+            let held = self.requests[id as usize].blocks[i];
+            self.pool.release(held);
+        }
+    }
+
+    /// Gives up the seat of `id`.
+    pub(super) fn leave_seat(&mut self, id: u32) {
+        self.requests[id as usize].is_resident = false;
+        if let Some(place) = self.residents.iter().position(|&other| other == id) {
+            self.residents.swap_remove(place);
+        }
+    }
+
+    /// Who loses its KV cache when blocks run out: under the slots lever the resident with the worst key, else, as in
+    /// vLLM, the one admitted last. A request whose last token is already under way is past that.
+    pub(super) fn victim(&self) -> Option<u32> {
+        let candidates = self.residents.iter().copied().filter(|&id| !self.is_ending(id));
+        if self.spec.levers.slots {
+            let key = |&id: &u32| self.ranker.slot_key(id, self.generated(id));
+            candidates.max_by(|a, b| key(a).total_cmp(&key(b)).then(a.cmp(b)))
+        } else {
+            candidates.max_by_key(|&id| self.requests[id as usize].admitted)
+        }
+    }
+
+    fn is_ending(&self, id: u32) -> bool {
+        let request = &self.requests[id as usize];
+        request.generated == request.output && !self.decoding.contains(id)
+    }
+
+    /// Takes seat and blocks from a resident and puts it back into the queue; its tokens are recomputed later, less
+    /// what is still cached then.
+    pub(super) fn preempt(&mut self, id: u32) {
+        if self.decoding.contains(id) {
+            self.stop_decoding(id);
+        } else {
+            self.prefilling.retain(|&other| other != id);
+            self.ready.retain(|&other| other != id);
+        }
+        self.release_blocks(id);
+        self.leave_seat(id);
+        self.requests[id as usize].preemptions += 1;
+        self.outcome.preemptions += 1;
+        self.slots_changed = true;
+        self.enqueue(id, self.now);
+    }
+
+    /// The evict lever: preempts the worst residents, each by `evict_factor` worse than the key of the one that
+    /// waits, until it has a seat and `need` free blocks; nobody, if that cannot be reached.
+    pub(super) fn evict_for(&mut self, key: f64, need: u32, no_seat: bool) -> bool {
+        let rate = self.spec.evict_per_s;
+        if rate <= 0.0 || self.now < self.last_evict_s + 1.0 / rate {
+            return false;
+        }
+        let bar = key + self.spec.evict_factor.ln();
+        let mut worse: Vec<(f64, u32)> = self
+            .residents
+            .iter()
+            .filter(|&&id| !self.is_ending(id) && !self.prefilling.contains(&id))
+            .map(|&id| (self.ranker.evict_key(id, self.generated(id)), id))
+            .filter(|&(own, _)| own > bar)
+            .collect();
+        worse.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
+        let mut free = self.pool.free();
+        let mut victims = Vec::new();
+        for (_, id) in worse {
+            if free >= need && !(no_seat && victims.is_empty()) {
+                break;
+            }
+            free += self.requests[id as usize].blocks.iter().filter(|&&held| self.pool.is_sole(held)).count() as u32;
+            victims.push(id);
+        }
+        if victims.is_empty() || free < need {
+            return false;
+        }
+        self.last_evict_s = self.now + (victims.len() - 1) as f64 / rate;
+        for id in victims {
+            self.preempt(id);
+        }
+        true
+    }
+}

@@ -1,0 +1,280 @@
+//! What one simulated policy knows of each request, and the keys that follow from it. A prediction is there only once
+//! its cost has been paid: the prompt readout on arrival, the state readout at the end of prefill, somebody else's
+//! score after its delay. Every finished request teaches the readouts of this run and no other.
+
+use super::input::RunInput;
+use super::policy::{PolicySpec, Rule};
+use super::trace::{Finish, Trace};
+use crate::online::{Label, OnlineReadout};
+use crate::prompt::length_features;
+use crate::queue::static_key;
+use crate::remaining::{GittinsTable, Order, countdown, next_level, survival};
+use crate::rows::Row;
+use crate::{Error, Result};
+
+/// Attained service up to which a request stays in the first level of `mlfq`; each level is four times as long.
+const MLFQ_QUANTUM: u32 = 32;
+
+/// The readouts that a run starts from; each run learns on copies of its own.
+#[derive(Clone, Default)]
+pub struct Readouts {
+    /// Before prefill.
+    pub prompt: Option<OnlineReadout>,
+    /// After it.
+    pub state: Option<OnlineReadout>,
+    /// Whether the state readout was fitted before; `leap-frozen` makes sense only then.
+    pub state_is_fitted: bool,
+}
+
+/// What is known of one request.
+#[derive(Clone, Default)]
+struct Known {
+    /// Predicted length on the scale of square roots of tokens.
+    score: f32,
+    table: Option<Box<GittinsTable>>,
+}
+
+/// Predictions and keys of one run.
+pub struct Ranker<'a> {
+    spec: &'a PolicySpec,
+    trace: &'a Trace,
+    input: &'a RunInput,
+    prompt: Option<OnlineReadout>,
+    state: Option<OnlineReadout>,
+    scores: &'a [f32],
+    scores_are_lengths: bool,
+    max_tokens: u32,
+    known: Vec<Known>,
+    finished: u64,
+    finished_tokens: u64,
+    /// Predicted tokens by the prompt readout (or another predictor's score) and by the state readout; NaN where
+    /// nothing was known.
+    pub(super) predicted: [Vec<f32>; 2],
+}
+
+impl<'a> Ranker<'a> {
+    pub fn new(
+        spec: &'a PolicySpec,
+        trace: &'a Trace,
+        input: &'a RunInput,
+        readouts: &Readouts,
+        max_tokens: u32,
+    ) -> Result<Self> {
+        let mut scores: &[f32] = &[];
+        if let Rule::Score(name) = &spec.rule {
+            scores = trace
+                .score(name)
+                .ok_or_else(|| Error::Config(format!("policy {spec}: the trace has no column score_{name}")))?;
+        }
+        let reads = spec.has_readout();
+        let state = if reads && trace.features.is_some() { readouts.state.clone() } else { None };
+        let prompt = if spec.rule == Rule::Leap { readouts.prompt.clone() } else { None };
+        let unknown = |there: bool| if there { vec![f32::NAN; input.len()] } else { Vec::new() };
+        Ok(Self {
+            predicted: [unknown(prompt.is_some() || !scores.is_empty()), unknown(state.is_some())],
+            prompt,
+            state,
+            scores_are_lengths: scores.iter().all(|&score| score > 0.0),
+            scores,
+            max_tokens,
+            known: if reads { vec![Known::default(); input.len()] } else { Vec::new() },
+            finished: 0,
+            finished_tokens: 0,
+            spec,
+            trace,
+            input,
+        })
+    }
+
+    fn row(&self, id: u32) -> usize {
+        self.input.rows[id as usize] as usize
+    }
+
+    fn cap(&self, row: usize) -> u32 {
+        self.trace.max_tokens.as_ref().map_or(self.max_tokens, |limits| limits[row].min(self.max_tokens)).max(1)
+    }
+
+    /// Whether a request is ordered by nothing until a delay has passed after its arrival.
+    pub fn is_delayed(&self) -> bool {
+        !self.scores.is_empty() && self.spec.delay_s > 0.0
+    }
+
+    /// A request has arrived: what can be known before prefill is known now.
+    pub fn arrived(&mut self, id: u32) -> Result<()> {
+        let row = self.row(id);
+        if !self.scores.is_empty() && !self.is_delayed() {
+            self.scored(id);
+        }
+        let Some(prompt) = self.prompt.as_mut() else {
+            if !self.known.is_empty() {
+                let score = self.running_mean();
+                self.learn_of(id, row, score);
+            }
+            return Ok(());
+        };
+        let estimate = match &self.trace.prompt_features {
+            Some(features) => prompt.estimate(features.row(row)),
+            None => prompt.estimate(Row::F32(&length_features(self.trace.prompt_tokens[row]))),
+        };
+        let estimate = estimate.map_err(|error| in_row("prompt_features", row, error))?;
+        if estimate.known {
+            self.predicted[0][id as usize] = estimate.score * estimate.score;
+        }
+        self.learn_of(id, row, estimate.score);
+        Ok(())
+    }
+
+    /// Another predictor's score has come in.
+    pub fn scored(&mut self, id: u32) {
+        self.predicted[0][id as usize] = self.scores[self.row(id)];
+    }
+
+    /// A request's prefill has ended: its hidden state is there. Says whether it changed what is known.
+    pub fn prefilled(&mut self, id: u32) -> Result<bool> {
+        let row = self.row(id);
+        let (Some(state), Some(features)) = (self.state.as_mut(), self.trace.features.as_ref()) else {
+            return Ok(false);
+        };
+        if !self.predicted[1][id as usize].is_nan() {
+            return Ok(false);
+        }
+        let estimate = state.estimate(features.row(row)).map_err(|error| in_row("features", row, error))?;
+        if !estimate.known {
+            return Ok(false);
+        }
+        self.predicted[1][id as usize] = estimate.score * estimate.score;
+        self.learn_of(id, row, estimate.score);
+        Ok(true)
+    }
+
+    fn learn_of(&mut self, id: u32, row: usize, score: f32) {
+        let table = (self.spec.order == Order::Gittins).then(|| {
+            let cap = self.cap(row);
+            let distribution = match self.noise() {
+                Some(noise) => noise.distribution(f64::from(score), cap),
+                None => crate::remaining::LengthDistribution::normal(f64::from(score), f64::from(score) / 2.0, cap),
+            };
+            Box::new(GittinsTable::new(&distribution, cap, self.spec.objective))
+        });
+        self.known[id as usize] = Known { score, table };
+    }
+
+    fn noise(&self) -> Option<&crate::noise::Noise> {
+        self.state.as_ref().or(self.prompt.as_ref()).map(OnlineReadout::noise)
+    }
+
+    fn running_mean(&self) -> f32 {
+        let mean = if self.finished > 0 {
+            self.finished_tokens as f64 / self.finished as f64
+        } else {
+            f64::from(self.max_tokens) / 4.0
+        };
+        mean.sqrt() as f32
+    }
+
+    /// A request has finished: the readouts of this run learn from it, where it is a label.
+    pub fn finished(&mut self, id: u32) -> Result<()> {
+        let row = self.row(id);
+        let tokens = self.trace.output_tokens[row];
+        self.finished += 1;
+        self.finished_tokens += u64::from(tokens);
+        if let Some(known) = self.known.get_mut(id as usize) {
+            known.table = None;
+        }
+        let label = match self.trace.finish_of(row) {
+            Finish::Stop => Label::Exact(tokens),
+            Finish::Length => Label::Censored(tokens),
+            Finish::Abort => return Ok(()),
+        };
+        if !self.spec.rls {
+            return Ok(());
+        }
+        if let Some(prompt) = self.prompt.as_mut() {
+            match &self.trace.prompt_features {
+                Some(features) => prompt.observe(features.row(row), label)?,
+                None => prompt.observe(Row::F32(&length_features(self.trace.prompt_tokens[row])), label)?,
+            };
+        }
+        if let (Some(state), Some(features)) = (self.state.as_mut(), self.trace.features.as_ref()) {
+            state.observe(features.row(row), label)?;
+        }
+        Ok(())
+    }
+
+    /// Remaining length of `id` after `generated` tokens by the policy's order, and the mean remaining length.
+    fn remaining(&self, id: u32, generated: u32) -> (f64, f64) {
+        let row = self.row(id);
+        let a = f64::from(generated);
+        let same = |remaining: f64| (remaining, remaining);
+        match &self.spec.rule {
+            Rule::Fcfs | Rule::Hrrn => same(1.0),
+            Rule::SjfPrompt => same(f64::from(self.trace.prompt_tokens[row])),
+            Rule::Las => same(1.0 + a),
+            Rule::Mlfq => {
+                let mut quantum = MLFQ_QUANTUM;
+                while generated >= quantum {
+                    quantum = quantum.saturating_mul(4);
+                }
+                same(f64::from(quantum))
+            }
+            Rule::SjfOracle => same(f64::from(self.trace.output_tokens[row])),
+            Rule::SrptOracle => same(f64::from(self.trace.output_tokens[row] - generated).max(1.0)),
+            Rule::Score(_) => {
+                let score = f64::from(self.predicted[0][id as usize]);
+                if score.is_nan() {
+                    return same(f64::from(self.running_mean()).powi(2));
+                }
+                // A score that is no length still orders: as the logarithm of one.
+                same(if self.scores_are_lengths { (score - a).max(1.0) } else { score.min(700.0).exp() })
+            }
+            Rule::LeapFrozen | Rule::LeapPaper | Rule::Leap => {
+                let known = &self.known[id as usize];
+                let m = f64::from(known.score);
+                match (self.spec.order, &known.table) {
+                    (Order::Gittins, Some(table)) => (table.remaining(generated), table.mean_remaining(generated)),
+                    (Order::Survival, _) => {
+                        let s = self.noise().map_or(m / 2.0, |noise| noise.sigma(m));
+                        same(survival(m, s, a, f64::from(self.cap(row))))
+                    }
+                    _ => same(countdown(m, a)),
+                }
+            }
+        }
+    }
+
+    fn key(&self, id: u32, generated: u32, memory_weight: f64) -> f64 {
+        let (remaining, mean) = self.remaining(id, generated);
+        let prompt = f64::from(self.trace.prompt_tokens[self.row(id)]);
+        let tokens = prompt + f64::from(generated) + mean / 2.0;
+        static_key(remaining, self.spec.aging_rate, self.input.arrival_s[id as usize], memory_weight, tokens)
+    }
+
+    /// Key of a request in the waiting queue.
+    pub fn queue_key(&self, id: u32, generated: u32) -> f64 {
+        if self.spec.levers.queue { self.key(id, generated, self.spec.memory_weight) } else { f64::from(id) }
+    }
+
+    /// Key of a request against others for KV memory, in the unit of the queue's key.
+    pub fn evict_key(&self, id: u32, generated: u32) -> f64 {
+        self.key(id, generated, self.spec.memory_weight)
+    }
+
+    /// Key of a resident for the decode slots.
+    pub fn slot_key(&self, id: u32, generated: u32) -> f64 {
+        if self.spec.levers.slots { self.key(id, generated, self.spec.slots_memory_weight) } else { f64::from(id) }
+    }
+
+    /// Tokens generated at which a decoding request's slot key may have become worse; `u32::MAX` when it never does.
+    pub fn next_rekey(&self, generated: u32) -> u32 {
+        let attained = matches!(self.spec.rule, Rule::Las | Rule::Mlfq);
+        let revised = self.spec.has_readout() && self.spec.order != Order::Countdown;
+        if self.spec.levers.slots && (attained || revised) { next_level(generated) } else { u32::MAX }
+    }
+}
+
+fn in_row(column: &str, row: usize, error: Error) -> Error {
+    match error {
+        Error::Readout(text) => Error::Readout(format!("column {column}, row {row}: {text}")),
+        other => other,
+    }
+}

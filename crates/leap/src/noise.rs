@@ -38,9 +38,9 @@ static NORMAL: LazyLock<[f64; BINS]> = LazyLock::new(|| {
 
 /// Noise of a readout on the square-root scale: y = m + s(m) z with y = sqrt(L).
 ///
-/// s(m)^2 is the decayed mean of e^2 / (1 + leverage) in equal-width levels of m over [1, sqrt(M)], each shrunk to the
+/// s(m)^2 is the decayed mean of e^2 / (1 + leverage) in equal-width levels of m over `[1, sqrt(M)]`, each shrunk to the
 /// mean over all levels, which is itself shrunk to a wide prior of sqrt(M) / 4; between the centres of two levels it
-/// is interpolated. The shape of z is a histogram over [-4, 4] shrunk to the standard normal.
+/// is interpolated. The shape of z is a histogram over `[-4, 4]` shrunk to the standard normal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Stored")]
 pub struct Noise {
@@ -132,7 +132,7 @@ impl Noise {
     }
 
     /// Distribution of the length of a request with this `score` that stops at `cap` tokens: lengths (m + s z)^2 over
-    /// the histogram of z, clipped to [1, cap], with what lies above the cap at the cap, and never less than a
+    /// the histogram of z, clipped to `[1, cap]`, with what lies above the cap at the cap, and never less than a
     /// thousandth of the mass there.
     pub fn distribution(&self, score: f64, cap: u32) -> LengthDistribution {
         let total = SHAPE_WEIGHT + self.shape.iter().sum::<f64>();
@@ -162,7 +162,7 @@ impl Noise {
 
 impl LengthDistribution {
     /// Length of a request where sqrt(L) is normal with mean `m` and deviation `s` (square-root scale), on 32 points over
-    /// +-4 s, clipped to [1, cap] as [`Noise::distribution`] is.
+    /// +-4 s, clipped to `[1, cap]` as [`Noise::distribution`] is.
     pub fn normal(m: f64, s: f64, cap: u32) -> Self {
         on_grid(m, s, cap, &NORMAL)
     }

@@ -34,8 +34,14 @@ def core_result(
     latency = {"ptl": ptl, "ttft": 800.0, "tpot": tpot, "itl": tpot, "e2el": 20_000.0}
     metrics = {}
     for name in METRICS:
-        metrics |= {f"{part}_{name}_ms": value(latency[name], 1.0) for part in ("mean", "median", "std", "p50", "p90", "p99")}
-    metrics |= {"request_throughput": value(2.5, 0.1), "output_throughput": value(700.0, 9.0), "max_slowdown": value(31.0, 2.0)}
+        metrics |= {
+            f"{part}_{name}_ms": value(latency[name], 1.0) for part in ("mean", "median", "std", "p50", "p90", "p99")
+        }
+    metrics |= {
+        "request_throughput": value(2.5, 0.1),
+        "output_throughput": value(700.0, 9.0),
+        "max_slowdown": value(31.0, 2.0),
+    }
     return {
         "policy": policy,
         "point": point,
@@ -44,7 +50,12 @@ def core_result(
         "seeds": 5,
         "metrics": metrics,
         "by_quartile": [
-            {"max_output_tokens": n, "requests": 25, "mean_e2el_ms": value(n * 100.0, 5.0), "mean_ptl_ms": value(50.0, 2.0)}
+            {
+                "max_output_tokens": n,
+                "requests": 25,
+                "mean_e2el_ms": value(n * 100.0, 5.0),
+                "mean_ptl_ms": value(50.0, 2.0),
+            }
             for n in (84, 210, 420, 1024)
         ],
         "queue": {

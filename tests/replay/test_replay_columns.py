@@ -23,7 +23,9 @@ def shared(a: np.ndarray, b: np.ndarray) -> int:
     return int(different[0]) if different.size else n
 
 
-@given(st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=2, max_size=2), st.sampled_from([2, 4, 8, 16, 32, 64]))
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=2, max_size=2), st.sampled_from([2, 4, 8, 16, 32, 64])
+)
 def test_resized_blocks_share_what_the_old_ones_share(rows: list[list[int]], new: int) -> None:
     """Of 16-token blocks: shared tokens are rounded down to whole new blocks, in both directions."""
     resized = resize_blocks(*offsets_of(rows), 16, new)
@@ -67,7 +69,7 @@ def test_columns_have_the_dtypes_that_the_core_expects(kind: type) -> None:
     )
     columns, notes = to_columns(frame, trace_block=16, engine_block=16)
     assert notes == []
-    kinds = {name: array.dtype for name, array in columns.items() if name != "scores"}
+    kinds = {name: array.dtype for name, array in columns.items() if name not in ("scores", "prefix_block_size")}
     assert kinds == {
         "arrival_s": np.float64,
         "prompt_tokens": np.uint32,
@@ -78,6 +80,7 @@ def test_columns_have_the_dtypes_that_the_core_expects(kind: type) -> None:
         "prefix_block_offsets": np.int64,
         "prefix_block_hashes": np.uint64,
     }
+    assert columns["prefix_block_size"] == 16
     assert columns["features"].shape == (2, 3)
     assert columns["finish"].tolist() == [0, 1]
     assert columns["scores"]["bert"].tolist() == [1.0, 2.0]

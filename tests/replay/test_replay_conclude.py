@@ -42,14 +42,24 @@ def test_a_price_in_throughput_is_told(make_document: Make, core_result: Make, p
     ],
 )
 def test_what_the_interval_allows_to_say(
-    make_document: Make, core_result: Make, paired: Make, change: float, interval: tuple[float, float] | None, expected: str
+    make_document: Make,
+    core_result: Make,
+    paired: Make,
+    change: float,
+    interval: tuple[float, float] | None,
+    expected: str,
 ) -> None:
-    document = make_document([core_result("fcfs", ptl=100.0), core_result("leap", ptl=90.0, paired=paired((change, interval)))])
+    document = make_document(
+        [core_result("fcfs", ptl=100.0), core_result("leap", ptl=90.0, paired=paired((change, interval)))]
+    )
     assert expected in document["conclusions"][0]
 
 
 def test_without_a_queue_no_policy_can_matter(make_document: Make, core_result: Make, paired: Make) -> None:
-    same = [core_result(name, share=0.0, ptl=12.5, paired=paired((0.0, (0.0, 0.0)))) for name in ("fcfs", "leap", "srpt-oracle")]
+    same = [
+        core_result(name, share=0.0, ptl=12.5, paired=paired((0.0, (0.0, 0.0))))
+        for name in ("fcfs", "leap", "srpt-oracle")
+    ]
     sentence = make_document(same)["conclusions"][0]
     assert "no policy can matter at this load, because there is no queue" in sentence
     assert "cuts" not in sentence

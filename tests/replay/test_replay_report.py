@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leap_rs._leap import LeapError
 from rich.console import Console
 
-from leap_rs._leap import LeapError
 from leap_rs.replay.report import cell, interval_cell, render
 from leap_rs.replay.results import ReplayResult
 
@@ -47,7 +47,8 @@ def test_undefined_is_a_dash() -> None:
 
 def test_the_tables_fit_120_columns_and_hold_every_policy(make_document: Make, core_result: Make, paired: Make) -> None:
     entries = [
-        core_result(name, ptl=123_456.0, spearman=0.44, paired=paired((-86.0, (-88.0, -84.0)), p99=3.0)) for name in POLICIES
+        core_result(name, ptl=123_456.0, spearman=0.44, paired=paired((-86.0, (-88.0, -84.0)), p99=3.0))
+        for name in POLICIES
     ]
     document = make_document(entries, load=1.2, goodput={"ttft": 500})
     lines = rendered(document)
@@ -55,7 +56,18 @@ def test_the_tables_fit_120_columns_and_hold_every_policy(make_document: Make, c
     for policy in POLICIES:
         assert sum(line.startswith(f"{policy[:20]}") and line[len(policy[:20])] not in "-:" for line in lines) == 3
     text = "\n".join(lines)
-    for header in ("PTL ms", "E2EL s", "TTFT s", "TPOT ms", "P99", "<=84", "<=1024", "preempted", "Spearman", "Kendall"):
+    for header in (
+        "PTL ms",
+        "E2EL s",
+        "TTFT s",
+        "TPOT ms",
+        "P99",
+        "<=84",
+        "<=1024",
+        "preempted",
+        "Spearman",
+        "Kendall",
+    ):
         assert header in text
     assert "..." not in text
     assert "traces/[x].parquet" in text
@@ -84,11 +96,15 @@ def test_only_the_chosen_percentiles_are_kept(make_document: Make, core_result: 
 def test_one_token_answers_have_no_tpot(make_document: Make, core_result: Make) -> None:
     document = make_document([core_result("fcfs", tpot=None)])
     assert document["results"][0]["metrics"]["mean_tpot_ms"] == {"mean": None, "ci95": None}
-    row = next(line for line in rendered(document)[::-1] if line.startswith("fcfs") and "800" in line or "0.80" in line)
+    row = next(
+        line for line in rendered(document)[::-1] if (line.startswith("fcfs") and "800" in line) or "0.80" in line
+    )
     assert " -" in row
 
 
-def test_numbers_of_queue_and_prediction_stand_plain_with_intervals_beside(make_document: Make, core_result: Make) -> None:
+def test_numbers_of_queue_and_prediction_stand_plain_with_intervals_beside(
+    make_document: Make, core_result: Make
+) -> None:
     result = make_document([core_result("leap", spearman=0.44, share=0.25)])["results"][0]
     assert result["queue"]["share_of_steps_with_queue"] == 0.25
     assert result["queue"]["ci95"]["preemptions"] == [2.0, 4.0]
@@ -96,7 +112,9 @@ def test_numbers_of_queue_and_prediction_stand_plain_with_intervals_beside(make_
     assert result["prediction"]["mae_tokens"] is None
 
 
-def test_the_object_is_strict_json_with_the_metadata_in_it(make_document: Make, core_result: Make, tmp_path: Any) -> None:
+def test_the_object_is_strict_json_with_the_metadata_in_it(
+    make_document: Make, core_result: Make, tmp_path: Any
+) -> None:
     result = ReplayResult(make_document([core_result("fcfs", ptl=None)], metadata=["gpu=H100", "note=a=b"]))
 
     def refuse(constant: str) -> None:
@@ -110,7 +128,9 @@ def test_the_object_is_strict_json_with_the_metadata_in_it(make_document: Make, 
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
 
-def test_saving_where_nothing_can_be_written_is_a_leap_error(make_document: Make, core_result: Make, tmp_path: Any) -> None:
+def test_saving_where_nothing_can_be_written_is_a_leap_error(
+    make_document: Make, core_result: Make, tmp_path: Any
+) -> None:
     result = ReplayResult(make_document([core_result("fcfs")]))
     with pytest.raises(LeapError, match=r"missing"):
         result.save(tmp_path / "missing" / "r.json")

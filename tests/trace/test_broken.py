@@ -269,6 +269,7 @@ BROKEN_CSV: dict[str, tuple[str, str]] = {
     "only a header": (AZURE, "no requests"),
     "only failed rows": (AZURE + "2023-11-16 18:15:46.6805900,374,0\n", "no requests"),
     "a column is missing": ("num_prefill_tokens,num_decode_tokens\n3,4\n", "line 1: column 'arrived_at' is missing"),
+    "a column twice": (VIDUR.replace("\n", ",arrived_at\n") + "0.0,1,1,0.5\n", "line 1: column 'arrived_at' stands"),
     "a field too many": (AZURE + FIRST + "2023-11-16 18:15:47.0000000,374,44,1\n", "line 3: 4 fields"),
     "a field is missing": (AZURE + FIRST + "\n2023-11-16 18:15:47.0000000,374\n", "line 4: 2 fields"),
     "two numbers in a field": (VIDUR + "0.0,10,5\n1.0,10,2748 610\n", "line 3: column 'num_decode_tokens'"),
@@ -307,8 +308,13 @@ def test_csv_that_is_not_text(tmp_path: Path) -> None:
 def test_a_unit_for_dates_is_a_contradiction(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(AZURE + FIRST)
-    with pytest.raises(ConfigError, match="unit"):
+    with pytest.raises(ConfigError, match=r"trace\.csv: a unit \(ms\) cannot be given"):
         load(path, ReadOptions(unit="ms"))
+    write_trace(good(), tmp_path / "trace.parquet")
+    with pytest.raises(ConfigError, match=r"trace\.parquet: a unit \(s\) cannot be given"):
+        read_trace(tmp_path / "trace.parquet", unit="s")
+    with pytest.raises(ConfigError, match="'minutes' is not one of s, ms, us, ns"):
+        ReadOptions(unit="minutes")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def frames(draw: st.DrawFn) -> pl.DataFrame:
             "output_tokens": pl.Series(output, dtype=pl.UInt32),
         }
     )
+
     def array(width: int, size: int) -> list[list[float]]:
         return column(st.lists(real(width), min_size=size, max_size=size))  # type: ignore[return-value]
 

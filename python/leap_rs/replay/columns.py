@@ -44,7 +44,10 @@ def to_columns(frame: pl.DataFrame, *, trace_block: int, engine_block: int) -> t
     for name in ("features", "prompt_features"):
         if name in frame.columns:
             columns[name] = np.ascontiguousarray(frame[name].to_numpy())
-    scores = {name: np.ascontiguousarray(frame[SCORE_PREFIX + name].to_numpy(), dtype=np.float32) for name in score_names(frame)}
+    scores = {
+        name: np.ascontiguousarray(frame[SCORE_PREFIX + name].to_numpy(), dtype=np.float32)
+        for name in score_names(frame)
+    }
     if scores:
         columns["scores"] = scores
     if "prefix_blocks" in frame.columns:
@@ -55,16 +58,17 @@ def to_columns(frame: pl.DataFrame, *, trace_block: int, engine_block: int) -> t
         resized = resize_blocks(offsets, hashes, trace_block, engine_block)
         if resized is None:
             notes.append(
-                f"prefix blocks of {trace_block} tokens do not fit KV blocks of {engine_block} tokens: replayed without a "
-                f"shared prefix (choose --block-size as a multiple or a divisor of {trace_block})"
+                f"prefix blocks of {trace_block} tokens do not fit KV blocks of {engine_block} tokens: replayed "
+                f"without a shared prefix (choose --block-size as a multiple or a divisor of {trace_block})"
             )
         else:
             columns["prefix_block_offsets"], columns["prefix_block_hashes"] = resized
+            columns["prefix_block_size"] = engine_block
     return columns, notes
 
 
 def resize_blocks(offsets: Offsets, hashes: Hashes, old: int, new: int) -> tuple[Offsets, Hashes] | None:
-    """Hashes of `old`-token blocks as hashes of `new`-token blocks: split or joined, None where neither divides the other.
+    """Hashes of `old`-token blocks as hashes of `new`-token blocks; None where neither size divides the other.
 
     Two prompts share a new block exactly where they share every old block that it overlaps and all before it.
     """

@@ -18,7 +18,8 @@ from . import arguments
 if TYPE_CHECKING:
     from .results import ReplayResult
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+# Plain help: boxes cut long option names at 80 columns.
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 INTERRUPTED = 130
 WIDTH = 120
@@ -103,15 +104,26 @@ def leap_replay(
         if saved is not None:
             print(f"saved to {saved}", file=sys.stderr if json_output else sys.stdout)
     except LeapError as error:
-        print(f"leap-replay: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"leap-replay: {_one_line(error)}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         print("leap-replay: interrupted", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
         # The reader of a pipe (head, less) has gone: nothing is wrong, and Python must not complain when it flushes.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         raise typer.Exit(0) from None
+
+
+def _one_line(error: LeapError) -> str:
+    """The message on one line, its option as the command line spells it."""
+    text = " ".join(str(error).split())
+    name, colon, rest = text.partition(": ")
+    if not (isinstance(error, ConfigError) and colon and re.fullmatch(r"[a-z_]+", name)):
+        return text
+    if not hasattr(arguments, "".join(part.capitalize() for part in name.replace("policies", "policy").split("_"))):
+        return text
+    return f"--{name.replace('policies', 'policy').replace('_', '-')}: {rest}"
 
 
 def _replay(trace: Path, given: dict[str, Any], *, strict: bool, sort: bool) -> ReplayResult:
@@ -121,7 +133,7 @@ def _replay(trace: Path, given: dict[str, Any], *, strict: bool, sort: bool) -> 
     from .options import build
     from .run import run
 
-    options = build(given, command_line=True)
+    options = build(given)
     with _progress_bar() as progress:
         return run(trace, options, read_options=ReadOptions(strict=strict, sort=sort), progress=progress)
 

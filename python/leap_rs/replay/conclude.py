@@ -19,7 +19,10 @@ def conclude(document: Mapping[str, Any], point: int) -> str:
     base = next((result for result in results if result["policy"] == "fcfs"), None)
     share = (base or results[0])["queue"].get("share_of_steps_with_queue")
     if share == 0 and _all_equal(results):
-        return f"{where}: no policy can matter at this load, because there is no queue (--load N makes one: N times the measured FCFS capacity)."
+        return (
+            f"{where}: no policy can matter at this load, because there is no queue "
+            "(--load N makes one: N times the measured FCFS capacity)."
+        )
     if base is None:
         return f"{where}: fcfs was not replayed, so there is nothing to compare with (add --policy fcfs)."
     subject = _subject(results)
@@ -50,7 +53,9 @@ def describe_point(document: Mapping[str, Any], point: int) -> str:
     if settings.get("request_rate") == "inf" or rate == "inf":
         words.append("all requests at once")
     elif settings.get("request_rate") is not None:
-        words.append(f"at {number(settings['request_rate'])} req/s" + (f" (load {number(load)})" if load is not None else ""))
+        words.append(
+            f"at {number(settings['request_rate'])} req/s" + (f" (load {number(load)})" if load is not None else "")
+        )
     elif settings.get("load") is not None:
         words.append(f"at load {number(settings['load'])}" + (f" ({number(rate)} req/s)" if rate is not None else ""))
     else:
@@ -79,7 +84,9 @@ def _label(policy: str) -> str:
 
 def _subject(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Whom the sentence is about: leap, else its nearest relative, else the best of what else was asked for."""
-    candidates = [result for result in results if result["policy"] != "fcfs" and result["policy"].split(":")[0] not in ORACLES]
+    candidates = [
+        result for result in results if result["policy"] != "fcfs" and result["policy"].split(":")[0] not in ORACLES
+    ]
     for name in ("leap", "leap-paper", "leap-frozen", "score"):
         named = [result for result in candidates if result["policy"].split(":")[0] == name]
         if named:
@@ -100,7 +107,8 @@ def _main_effect(result: Mapping[str, Any]) -> str:
     interval = result["paired"]["mean_ptl_ms"]["ci95"]
     low, high = interval if interval is not None else (None, None)
     if low is not None and high is not None and low <= 0 <= high and not (low == high == 0):
-        return f"changes mean PTL by {_signed(change)} % ({_signed(low)} to {_signed(high)}) against FCFS, no clear difference"
+        bounds = f"({_signed(low)} to {_signed(high)})"
+        return f"changes mean PTL by {_signed(change)} % {bounds} against FCFS, no clear difference"
     if _round(change) == 0:
         return "leaves mean PTL as it is under FCFS"
     verb = "cuts" if change < 0 else "raises"
@@ -135,7 +143,7 @@ def _mean(result: Mapping[str, Any], metric: str) -> float | None:
 def _all_equal(results: Sequence[Mapping[str, Any]]) -> bool:
     values = [result["metrics"]["mean_ptl_ms"]["mean"] for result in results]
     known = [value for value in values if value is not None]
-    return len(known) == len(values) and max(known) - min(known) <= 1e-9 * max(1.0, max(known))
+    return len(known) == len(values) and max(known) - min(known) <= 1e-9 * max(1.0, *known)
 
 
 def _seldom(share: float | None) -> str:

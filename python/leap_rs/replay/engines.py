@@ -1,7 +1,7 @@
 """The engine that a replay simulates: a preset, a cost model of the user's own, and the options that override either.
 
-KV capacity has two spellings. vLLM counts the null block that no request can use (`num_gpu_blocks * block_size`), and so does
-`--kv-tokens`; presets state what is usable. This module is the one place that converts.
+KV capacity has two spellings. vLLM counts the null block that no request can use (`num_gpu_blocks * block_size`), and
+so does `--kv-tokens`; presets state what is usable. This module is the one place that converts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def _read_cost_model(source: Path | dict[str, Any]) -> dict[str, Any]:
-    """A cost model is the seven coefficients, or a preset-like object that holds them under `cost` and limits beside them."""
+    """The seven coefficients, or a preset-like object that holds them under `cost` and limits beside them."""
     if isinstance(source, dict):
         where, found = "cost_model", source
     else:
@@ -76,7 +76,7 @@ def _read_cost_model(source: Path | dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The engine in force: what the core takes (`kv_tokens` usable), and what a report states (`kv_tokens` as vLLM counts)."""
+    """The engine in force, as the core takes it (`kv_tokens` usable) and as a report states it (as vLLM counts)."""
     known = presets()
     if options.engine not in known:
         raise ConfigError(f"engine: no preset {options.engine!r}, there are {', '.join(known)}")
@@ -92,13 +92,15 @@ def resolve(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
     blocks = counted // block_size
     if blocks < 2:
         raise ConfigError(
-            f"kv_tokens: {counted} tokens are {blocks} blocks of {block_size}, and one block is never usable; give at least 2"
+            f"kv_tokens: {counted} tokens are {blocks} blocks of {block_size}, and one is never usable; give at least 2"
         )
     limits: dict[str, Any] = {
         "block_size": block_size,
         "max_num_seqs": options.max_num_seqs or int(base["max_num_seqs"]),
         "max_num_batched_tokens": options.max_num_batched_tokens or int(base["max_num_batched_tokens"]),
-        "async_scheduling": bool(base["async_scheduling"]) if options.async_scheduling is None else options.async_scheduling,
+        "async_scheduling": bool(base["async_scheduling"])
+        if options.async_scheduling is None
+        else options.async_scheduling,
         "enable_chunked_prefill": options.enable_chunked_prefill,
         "enable_prefix_caching": options.enable_prefix_caching,
         "decode_slots": options.decode_slots or base.get("decode_slots"),

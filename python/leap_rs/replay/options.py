@@ -1,7 +1,7 @@
 """Every option of a replay in one validated model.
 
-The command line and the Python face share it, so a value is refused in one place, with one `ConfigError` that names the
-option the way its user spelled it (`--max-num-seqs` or `max_num_seqs`).
+The command line and the Python face share it, so a value is refused in one place, with one `ConfigError` that starts with
+the option's name; the command respells that name (`--max-num-seqs`).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def parse_metadata(value: object) -> object:
 
 
 def grid(text: str) -> list[float]:
-    """Values of `START:STOP:STEP` (both ends included) or `A,B,C`, in decimal arithmetic so that 0.1 steps stay exact."""
+    """Values of `START:STOP:STEP` (both ends included) or `A,B,C`; in decimals, so that steps of 0.1 stay exact."""
     try:
         if ":" not in text:
             values = [Decimal(part.strip()) for part in text.split(",")]
@@ -122,7 +122,9 @@ def grid(text: str) -> list[float]:
         raise ValueError(f"expected START:STOP:STEP or A,B,C, got {text!r}") from None
     except ValueError as error:
         raise ValueError(
-            str(error) if "needs" in str(error) or "more" in str(error) else f"expected START:STOP:STEP or A,B,C, got {text!r}"
+            str(error)
+            if "needs" in str(error) or "more" in str(error)
+            else f"expected START:STOP:STEP or A,B,C, got {text!r}"
         ) from None
     if not all(value.is_finite() for value in values):
         raise ValueError(f"expected finite numbers, got {text!r}")
@@ -207,7 +209,9 @@ class Options(BaseModel):
             raise ValueError("request_rate: must be a number > 0 or inf, got nan")
         loads = self.load is not None or "load" in self.sweep
         if loads and self.request_rate is not None:
-            raise ValueError("load: scales the trace's own arrival times, which request_rate replaces; give one of them")
+            raise ValueError(
+                "load: scales the trace's own arrival times, which request_rate replaces; give one of them"
+            )
         for name in SWEPT[:3]:
             if name in self.sweep and getattr(self, name) is not None:
                 raise ValueError(f"sweep: {name} is swept and also given")
@@ -223,12 +227,10 @@ class Options(BaseModel):
         }
         if isinstance(self.load, tuple):
             axes = {"load": list(dict.fromkeys(self.load)), **axes}
-        rate: float | str | None = self.request_rate
-        if rate is not None and math.isinf(rate):
-            rate = "inf"
+        endless = self.request_rate is not None and math.isinf(self.request_rate)
         base = {
             "load": self.load if isinstance(self.load, float) else None,
-            "request_rate": rate,
+            "request_rate": "inf" if endless else self.request_rate,
             "decode_slots": None,
             "max_num_seqs": None,
             "aging_rate": None,
@@ -236,8 +238,8 @@ class Options(BaseModel):
         return [{**base, **dict(zip(axes, values, strict=True))} for values in product(*axes.values())]
 
 
-def build(values: dict[str, Any], *, command_line: bool = False) -> Options:
-    """Validate `values`; a `ConfigError` names the first option that is wrong, as the caller spells it."""
+def build(values: dict[str, Any]) -> Options:
+    """Validate `values`; a `ConfigError` names the first option that is wrong (`max_num_seqs: ...`)."""
     try:
         return Options.model_validate(values)
     except ValidationError as error:
@@ -251,6 +253,4 @@ def build(values: dict[str, Any], *, command_line: bool = False) -> Options:
             message = "no such option"
         elif "got" not in message:
             message = f"{message[0].lower()}{message[1:]}, got {values.get(name)!r}"
-        if name and command_line:
-            name = "--" + {"policies": "policy"}.get(name, name).replace("_", "-")
         raise ConfigError(f"{name}: {message}" if name else message) from None

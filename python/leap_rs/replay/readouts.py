@@ -1,4 +1,4 @@
-"""Which readouts a replay uses, and which policies can run with what is there."""
+"""Which readouts and which policies a replay uses where the user does not say."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from leap_rs._leap import Readout, ReadoutError
 
 from .columns import score_names
 
+LENGTH_TERMS = 3  # a prompt readout on the length terms alone needs no column
 DEFAULT_NAME = "readout.safetensors"
 WITHOUT_PREDICTOR = ("fcfs", "sjf-prompt", "hrrn", "las", "mlfq")
+LEAP = ("leap-frozen", "leap-paper", "leap")
 ORACLES = ("sjf-oracle", "srpt-oracle")
 
 
 @dataclass
 class Chosen:
-    """The readout files in force; None means that this readout learns from zero (or that the trace has no features for it)."""
+    """The readout files in force; None where a readout learns from zero or the trace has no features for it."""
 
     state: Path | None = None
     prompt: Path | None = None
@@ -40,7 +42,7 @@ def choose(
     metadata: Mapping[str, str],
     trace_path: Path | None,
 ) -> Chosen:
-    """Find, load and check the readouts. One that was asked for must fit; one that merely lies there is left alone if not."""
+    """Find, load and check the readouts. One that was asked for must fit; one that merely lies there is left alone."""
     chosen = Chosen()
     if requested == "none" or (requested is not None and str(requested) == "none"):
         pass
@@ -59,12 +61,17 @@ def choose(
     for kind, column in (("state", "features"), ("prompt", "prompt_features")):
         if column in frame.columns and kind not in chosen.used:
             chosen.used[kind] = None
-            chosen.notes.append(f"no {kind} readout: it learns from zero during the replay")
     return chosen
 
 
 def _take(
-    chosen: Chosen, path: Path, frame: pl.DataFrame, metadata: Mapping[str, str], trace_path: Path | None, *, required: bool
+    chosen: Chosen,
+    path: Path,
+    frame: pl.DataFrame,
+    metadata: Mapping[str, str],
+    trace_path: Path | None,
+    *,
+    required: bool,
 ) -> None:
     readout = Readout.load(str(path))
     meta: dict[str, Any] = dict(readout.meta)
@@ -90,13 +97,15 @@ def _take(
     }
     if trace_path is not None and _was_trained_on(_names(meta), trace_path):
         chosen.notes.append(
-            f"{path} was fitted on this very trace: its predictions are better here than on traffic that it has not seen"
+            f"{path} was fitted on this very trace: its predictions are better here than on other traffic"
         )
 
 
 def _misfit(
     d: int, meta: Mapping[str, Any], frame: pl.DataFrame, metadata: Mapping[str, str], column: str, *, state: bool
 ) -> str | None:
+    if column not in frame.columns and not state and d == LENGTH_TERMS:
+        return None
     if column not in frame.columns:
         return f"the trace has no column {column}"
     dtype = frame.schema[column]
@@ -116,27 +125,10 @@ def _names(meta: Mapping[str, Any]) -> list[str]:
 
 
 def _was_trained_on(names: Sequence[str], trace_path: Path) -> bool:
-    # Files move between machines, so the file name decides and not the directory.
-    return any(name.replace("\\", "/").rsplit("/", 1)[-1] == trace_path.name for name in names)
+    # Files move between machines, so the file name decides and not the directory; leap-fit writes it without suffix.
+    return any(name.replace("\\", "/").rsplit("/", 1)[-1] in (trace_path.name, trace_path.stem) for name in names)
 
 
-def default_policies(frame: pl.DataFrame, chosen: Chosen) -> tuple[list[str], list[str]]:
-    """The policies that are replayed where none is named, and notes on those that cannot run on this trace."""
-    notes: list[str] = []
-    policies = list(WITHOUT_PREDICTOR)
-    has_state, has_prompt = "features" in frame.columns, "prompt_features" in frame.columns
-    if not (has_state or has_prompt):
-        notes.append("leap-frozen, leap-paper and leap are left out: the trace has neither features nor prompt_features")
-    elif not has_state:
-        notes.append("leap-frozen and leap-paper are left out: the trace has no features")
-    elif chosen.state is None:
-        notes.append("leap-frozen is left out: it needs a state readout (--readout FILE, written by leap-fit)")
-    if has_state and chosen.state is not None:
-        policies.append("leap-frozen")
-    if has_state:
-        policies.append("leap-paper")
-    if has_state or has_prompt:
-        policies.append("leap")
-    policies.extend(f"score:{name}" for name in score_names(frame))
-    policies.extend(ORACLES)
-    return policies, notes
+def default_policies(frame: pl.DataFrame) -> list[str]:
+    """The policies that are replayed where none is named; the core leaves out, and tells, those that cannot run."""
+    return [*WITHOUT_PREDICTOR, *LEAP, *(f"score:{name}" for name in score_names(frame)), *ORACLES]

@@ -48,7 +48,11 @@ def render(document: Mapping[str, Any], console: Console) -> None:
     points = document["config"]["points"]
     if len(points) == 1:
         results = document["results"]
-        for table in (_main_table(document, results), _latency_table(document, results), _order_table(document, results)):
+        for table in (
+            _main_table(document, results),
+            _latency_table(document, results),
+            _order_table(results),
+        ):
             if table is not None:
                 _print(console, "")
                 console.print(table)
@@ -60,7 +64,9 @@ def render(document: Mapping[str, Any], console: Console) -> None:
         ):
             for start in range(0, len(points), POINTS_A_TABLE):
                 _print(console, "")
-                console.print(_sweep_table(document, title, value, range(start, min(start + POINTS_A_TABLE, len(points)))))
+                console.print(
+                    _sweep_table(document, title, value, range(start, min(start + POINTS_A_TABLE, len(points))))
+                )
     _print(console, "")
     for note in document["notes"]:
         _print(console, f"note: {note}", style="dim")
@@ -76,7 +82,8 @@ def _print(console: Console, text: str, style: str = "") -> None:
 def _header(document: Mapping[str, Any]) -> str:
     trace, config = document["trace"], document["config"]
     lines = [f"{trace.get('path') or 'frame'}: {trace['requests']} requests over {number(trace['duration_s'])} s"]
-    limits = f"{config['max_num_seqs']} sequences, {config['max_num_batched_tokens']} tokens a step, KV {config['kv_tokens_usable']} tokens"
+    limits = f"{config['max_num_seqs']} sequences, {config['max_num_batched_tokens']} tokens a step"
+    limits += f", KV {config['kv_tokens_usable']} tokens"
     if config.get("decode_slots"):
         limits += f", {config['decode_slots']} decode slots"
     lines.append(f"engine {config['engine']} ({limits})")
@@ -97,7 +104,13 @@ def _capacity(config: Mapping[str, Any]) -> str:
 
 def _table(title: str) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=""
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="",
     )
     table.add_column("policy", overflow="ellipsis", max_width=24, no_wrap=True)
     return table
@@ -147,7 +160,11 @@ def _fill(table: Table, results: Sequence[Result], getters: Sequence[Callable[[R
 
 def _best(results: Sequence[Result]) -> Result | None:
     """The lowest mean PTL that is not an oracle's, if the policies differ at all."""
-    fair = [r for r in results if r["policy"].split(":")[0] not in ORACLES and r["metrics"]["mean_ptl_ms"]["mean"] is not None]
+    fair = [
+        r
+        for r in results
+        if r["policy"].split(":")[0] not in ORACLES and r["metrics"]["mean_ptl_ms"]["mean"] is not None
+    ]
     values = [r["metrics"]["mean_ptl_ms"]["mean"] for r in fair]
     if len(set(values)) < 2:
         return None
@@ -171,8 +188,10 @@ def _latency_table(document: Mapping[str, Any], results: Sequence[Result]) -> Ta
     return _fill(table, results, getters)
 
 
-def _order_table(document: Mapping[str, Any], results: Sequence[Result]) -> Table:
-    quartiles = next((result["by_quartile"] for result in results if result["by_quartile"]), [])[:MAX_QUARTILES]
+def _order_table(results: Sequence[Result]) -> Table:
+    quartiles: list[dict[str, Any]] = next((result["by_quartile"] for result in results if result["by_quartile"]), [])[
+        :MAX_QUARTILES
+    ]
     table = _table("Mean E2EL, s, of answers up to N tokens (quartiles); queue; rank correlation of the predictions")
     getters: list[Callable[[Result], str]] = []
     for i, quartile in enumerate(quartiles):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,16 @@ import polars as pl
 
 from leap_rs._leap import LeapError
 
-from .options import METRICS, Options
+from .options import Options
 
 VERSION = 1
-QUEUE_KEYS = ("mean_waiting", "share_of_steps_with_queue", "steps_blocked_by_memory", "preemptions", "wait_cap_promotions")
+QUEUE_KEYS = (
+    "mean_waiting",
+    "share_of_steps_with_queue",
+    "steps_blocked_by_memory",
+    "preemptions",
+    "wait_cap_promotions",
+)
 PREDICTION_KEYS = ("spearman", "kendall_tau_b", "mae_tokens")
 POINT_KEYS = ("load", "request_rate", "decode_slots", "max_num_seqs", "aging_rate")
 
@@ -44,7 +51,7 @@ class ReplayResult:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         try:
             temporary.write_text(self.to_json() + "\n", encoding="utf-8")
-            os.replace(temporary, target)
+            temporary.replace(target)
         except OSError as error:
             raise LeapError(f"{target}: cannot be written: {error.strerror or error}") from error
         finally:
@@ -53,6 +60,7 @@ class ReplayResult:
 
     @property
     def notes(self) -> list[str]:
+        """What was left out, assumed or found odd, one sentence each."""
         return list(self._document["notes"])
 
     @property
@@ -62,14 +70,14 @@ class ReplayResult:
 
     @property
     def requests(self) -> pl.DataFrame:
-        """A row a request, policy and seed. Times in seconds from the start of the replay; a seed is its index, 0 first."""
+        """A row a request, policy and seed; times in seconds from the start of the replay."""
         if self._requests is None:
             raise LeapError("the rows of single requests were not kept: replay with keep_requests=True")
         return self._requests
 
     @property
     def summary(self) -> pl.DataFrame:
-        """A row a policy and point: means over the seeds under the names of the result object, `*_ci95_lo|hi` beside them."""
+        """A row a policy and point: means over the seeds as in `to_dict`, with `*_ci95_lo` and `_hi` beside them."""
         rows: list[dict[str, Any]] = []
         for result in self._document["results"]:
             row = {key: result[key] for key in ("policy", *POINT_KEYS, "seeds")}
@@ -84,7 +92,7 @@ class ReplayResult:
             row.update({key: result["prediction"].get(key) for key in PREDICTION_KEYS})
             rows.append(row)
         names = list(dict.fromkeys(name for row in rows for name in row))
-        kinds: dict[str, Any] = {name: pl.Float64 for name in names}
+        kinds: dict[str, Any] = dict.fromkeys(names, pl.Float64)
         kinds.update(policy=pl.String, seeds=pl.UInt32, decode_slots=pl.UInt32, max_num_seqs=pl.UInt32)
         return pl.DataFrame(rows, schema={name: kinds[name] for name in names})
 
@@ -150,20 +158,17 @@ def _unfit(left_out: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _result(one: Mapping[str, Any], points: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
     point = points[one["point"]]
-    dropped = {
-        f"p{_number(p)}_{metric}_ms"
-        for p in options.metric_percentiles
-        for metric in METRICS
-        if metric not in options.percentile_metrics
-    }
+    asked = {f"p{p:g}_{metric}_ms" for p in options.metric_percentiles for metric in options.percentile_metrics}
     return {
         "policy": one["policy"],
         "point": one["point"],
         "load": one["load"],
-        "request_rate": one["request_rate"],
+        "request_rate": "inf" if point["request_rate"] == "inf" else one["request_rate"],
         **{key: point[key] for key in ("decode_slots", "max_num_seqs", "aging_rate")},
         "seeds": one["seeds"],
-        "metrics": {key: _interval(value) for key, value in one["metrics"].items() if key not in dropped},
+        "metrics": {
+            key: _interval(value) for key, value in one["metrics"].items() if key in asked or not re.match(r"p\d", key)
+        },
         "by_quartile": [
             {key: _interval(value) if isinstance(value, Mapping) else value for key, value in quartile.items()}
             for quartile in one["by_quartile"]
@@ -172,10 +177,6 @@ def _result(one: Mapping[str, Any], points: Sequence[Mapping[str, Any]], options
         "prediction": _prediction(one.get("prediction")),
         "paired": {key: _interval(value) for key, value in (one.get("paired") or {}).items()},
     }
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else str(value)
 
 
 def _interval(value: Any) -> dict[str, Any]:
@@ -187,7 +188,10 @@ def _interval(value: Any) -> dict[str, Any]:
 def _flat(group: Mapping[str, Any]) -> dict[str, Any]:
     """Plain means by key, and the intervals together under `ci95`."""
     pairs = {key: _interval(value) for key, value in group.items()}
-    return {**{key: pair["mean"] for key, pair in pairs.items()}, "ci95": {key: pair["ci95"] for key, pair in pairs.items()}}
+    return {
+        **{key: pair["mean"] for key, pair in pairs.items()},
+        "ci95": {key: pair["ci95"] for key, pair in pairs.items()},
+    }
 
 
 def _prediction(group: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -41,8 +41,8 @@ def replay(
     policies: specifications `NAME[:key=value,...]`; by default every policy that can run on this trace.
     load: offered load as a multiple of the FCFS capacity measured on the same trace, one or several; the trace's own
     arrival times without it.
-    seeds: runs a policy and load; the first replays the trace as recorded, each further one deals the requests anew over the
-    same arrival times. Intervals are 95 % by Student's t over them.
+    seeds: runs a policy and load; the first replays the trace as recorded, each further one deals the requests anew
+    over the same arrival times. Intervals are 95 % by Student's t over them.
     keep_requests: whether `ReplayResult.requests` holds a row a request, policy and seed.
     progress: called with the share done, from 0 to 1.
     options: those of the `leap-replay` command with underscores (`request_rate`, `engine`, `decode_slots`, `kv_tokens`,
@@ -75,14 +75,12 @@ def run(
     arrays, column_notes = columns.to_columns(frame, trace_block=block, engine_block=core_engine["block_size"])
     chosen = readouts.choose(options.readout, frame=frame, metadata=trace.metadata, trace_path=trace_path)
     notes += column_notes + chosen.notes
-    if options.policies is None:
-        policies, policy_notes = readouts.default_policies(frame, chosen)
-        notes += policy_notes
-    else:
-        policies = list(dict.fromkeys(options.policies))
+    named = options.policies
+    policies = readouts.default_policies(frame) if named is None else list(dict.fromkeys(named))
+    points = options.points()
     request = {
         "policies": policies,
-        "points": options.points(),
+        "points": points,
         "burstiness": options.burstiness,
         "num_prompts": options.num_prompts,
         "seed": options.seed,
@@ -104,6 +102,7 @@ def run(
         keep_requests,
     )
     answer = json.loads(text)
+    policies = list(dict.fromkeys(result["policy"] for result in answer["results"]))
     about = {
         "path": None if trace_path is None else str(trace_path),
         "format": trace.format,
@@ -115,7 +114,7 @@ def run(
     document = assemble(
         answer, options=options, policies=policies, engine=stated_engine, about=about, readouts=chosen.used, notes=notes
     )
-    requests = None if rows is None else requests_frame(rows, frame, policies, request["points"])
+    requests = None if rows is None else requests_frame(rows, frame, policies, points)
     return ReplayResult(document, requests)
 
 

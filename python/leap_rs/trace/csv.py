@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from leap_rs._leap import ConfigError, TraceError
+from leap_rs._leap import TraceError
 from leap_rs.trace.files import head, reason
 from leap_rs.trace.model import PER_SECOND, LeftOut, ReadOptions, Trace
 from leap_rs.trace.schema import U32_MAX
@@ -55,8 +55,7 @@ class AzureReader:
 
     def read(self, path: Path, options: ReadOptions) -> Trace:
         """See `Reader`."""
-        if options.unit is not None:
-            raise ConfigError(f"{path}: the times of {self.name} are dates; a unit ({options.unit}) cannot be given")
+        options.refuse_unit(path, f"the times of {self.name} are dates")
         rows = read_rows(path, self.columns)
         stamps = rows[self.columns.time]
         times = stamps.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="ns", strict=False).cast(pl.Int64)
@@ -106,6 +105,8 @@ def read_rows(path: Path, columns: Columns) -> pl.DataFrame:
     for column in columns.all():
         if column not in names:
             raise TraceError(f"{path}: line 1: column '{column}' is missing; the header is {','.join(names)}")
+        if names.count(column) > 1:
+            raise TraceError(f"{path}: line 1: column '{column}' stands there {names.count(column)} times")
 
     fields = pl.Series("fields", lines, dtype=pl.String).str.strip_chars()
     table = pl.DataFrame({_LINE: pl.int_range(2, 2 + len(lines), dtype=pl.UInt64, eager=True), "fields": fields})

@@ -9,6 +9,8 @@ from typing import Literal, Protocol
 
 import polars as pl
 
+from leap_rs._leap import ConfigError
+
 Unit = Literal["s", "ms", "us", "ns"]
 
 PER_SECOND: Mapping[Unit, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
@@ -24,6 +26,15 @@ class ReadOptions:
     """Sort a file whose times run backwards (equal times keep the order of the file) instead of refusing it."""
     unit: Unit | None = None
     """The unit of the file's times, where the format leaves it open."""
+
+    def __post_init__(self) -> None:
+        if self.unit is not None and self.unit not in PER_SECOND:
+            raise ConfigError(f"unit {self.unit!r} is not one of {', '.join(PER_SECOND)}")
+
+    def refuse_unit(self, path: Path, why: str) -> None:
+        """For formats whose times have one unit: a given one is a contradiction (`ConfigError`)."""
+        if self.unit is not None:
+            raise ConfigError(f"{path}: a unit ({self.unit}) cannot be given: {why}")
 
 
 @dataclass(frozen=True)

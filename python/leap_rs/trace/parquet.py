@@ -29,7 +29,7 @@ class LeapReader:
 
     def read(self, path: Path, options: ReadOptions) -> Trace:
         """See `Reader`."""
-        del options  # a strict format leaves no choice
+        options.refuse_unit(path, "the leap format is in seconds")
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - len(MAGIC), 0))

@@ -9,23 +9,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from leap_rs._leap import ConfigError, ReadoutError, TraceError
 
 import leap_rs.replay
-from leap_rs._leap import ConfigError, ReadoutError, TraceError
 from leap_rs.replay import ReplayResult, replay
 from leap_rs.trace import read_trace
 
 
 @pytest.fixture(scope="module")
 def sharegpt(traces_module: Path) -> ReplayResult:
-    return replay(
-        traces_module / "sharegpt.parquet",
-        load=1.2,
-        seeds=2,
-        engine="rtx4090-llama-8b",
-        readout="none",
-        num_prompts=300,
-    )
+    return replay(traces_module / "sharegpt.parquet", load=1.2, seeds=2, engine="rtx4090-llama-8b", readout="none")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +41,7 @@ def test_the_oracle_is_best_and_nothing_is_lost(sharegpt: ReplayResult) -> None:
     assert min(ptl, key=lambda policy: ptl[policy]) in ("srpt-oracle", "sjf-oracle")
     assert ptl["srpt-oracle"] < 0.7 * ptl["fcfs"]
     counts = sharegpt.requests.group_by("policy", "seed").len()
-    assert counts["len"].unique().to_list() == [300]
+    assert counts["len"].unique().to_list() == [683]
     assert counts.height == 9 * 2
 
 
@@ -74,7 +67,7 @@ def test_metrics_follow_from_the_rows_of_requests(sharegpt: ReplayResult) -> Non
 
 
 def test_requests_carry_the_ids_of_the_trace(sharegpt: ReplayResult, traces_module: Path) -> None:
-    frame = read_trace(traces_module / "sharegpt.parquet").head(300)
+    frame = read_trace(traces_module / "sharegpt.parquet")
     first = sharegpt.requests.filter((pl.col("policy") == "fcfs") & (pl.col("seed") == 0)).sort("row")
     assert first["request_id"].to_list() == frame["request_id"].to_list()
     assert first["output_tokens"].to_list() == frame["output_tokens"].to_list()

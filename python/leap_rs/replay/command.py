@@ -164,12 +164,17 @@ def default_filename(document: dict[str, Any], trace: Path) -> str:
 def _show(result: ReplayResult, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(result.to_json() + "\n")
+        sys.stdout.flush()
         return
     from rich.console import Console
 
     from .report import render
 
-    render(result.to_dict(), Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False))
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    with console.capture() as capture:
+        render(result.to_dict(), console)
+    sys.stdout.write(capture.get())
+    sys.stdout.flush()
 
 
 @contextmanager

@@ -19,10 +19,7 @@ def conclude(document: Mapping[str, Any], point: int) -> str:
     base = next((result for result in results if result["policy"] == "fcfs"), None)
     share = (base or results[0])["queue"].get("share_of_steps_with_queue")
     if share == 0 and _all_equal(results):
-        return (
-            f"{where}: no policy can matter at this load, because there is no queue "
-            "(--load N makes one: N times the measured FCFS capacity)."
-        )
+        return f"{where}: no policy can matter at this load, because there is no queue (raise --load)."
     if base is None:
         return f"{where}: fcfs was not replayed, so there is nothing to compare with (add --policy fcfs)."
     subject = _subject(results)

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import polars as pl
 
-from leap_rs._leap import Readout, ReadoutError
+from leap_rs import _leap
+from leap_rs._leap import ReadoutError
 
 from .columns import score_names
 
@@ -73,7 +74,7 @@ def _take(
     *,
     required: bool,
 ) -> None:
-    readout = Readout.load(str(path))
+    readout = _leap.Readout.load(str(path))
     meta: dict[str, Any] = dict(readout.meta)
     kind = str(meta.get("kind") or "state").lower()
     column = "prompt_features" if kind == "prompt" else "features"

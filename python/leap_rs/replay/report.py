@@ -48,14 +48,8 @@ def render(document: Mapping[str, Any], console: Console) -> None:
     points = document["config"]["points"]
     if len(points) == 1:
         results = document["results"]
-        for table in (
-            _main_table(document, results),
-            _latency_table(document, results),
-            _order_table(results),
-        ):
-            if table is not None:
-                _print(console, "")
-                console.print(table)
+        for table in (_main_table(document, results), _latency_table(document, results), _order_table(results)):
+            _print_table(console, table)
     else:
         for title, value in (
             ("Mean PTL, ms", _metric("mean_ptl_ms")),
@@ -63,10 +57,8 @@ def render(document: Mapping[str, Any], console: Console) -> None:
             ("Requests a second", _metric("request_throughput")),
         ):
             for start in range(0, len(points), POINTS_A_TABLE):
-                _print(console, "")
-                console.print(
-                    _sweep_table(document, title, value, range(start, min(start + POINTS_A_TABLE, len(points))))
-                )
+                shown = range(start, min(start + POINTS_A_TABLE, len(points)))
+                _print_table(console, _sweep_table(document, title, value, shown))
     _print(console, "")
     for note in document["notes"]:
         _print(console, f"note: {note}", style="dim")
@@ -77,6 +69,13 @@ def render(document: Mapping[str, Any], console: Console) -> None:
 def _print(console: Console, text: str, style: str = "") -> None:
     # Text, not markup: a path may hold brackets.
     console.print(Text(text, style=style))
+
+
+def _print_table(console: Console, table: Table) -> None:
+    # The title apart: inside, it would wrap at the width of a narrow table.
+    _print(console, f"\n{table.caption}", style="bold")
+    table.caption = None
+    console.print(table)
 
 
 def _header(document: Mapping[str, Any]) -> str:
@@ -103,15 +102,7 @@ def _capacity(config: Mapping[str, Any]) -> str:
 
 
 def _table(title: str) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        header_style="",
-    )
+    table = Table(caption=title, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     table.add_column("policy", overflow="ellipsis", max_width=24, no_wrap=True)
     return table
 
@@ -221,7 +212,6 @@ def _with_interval(group: Mapping[str, Any], key: str) -> str:
 
 
 def _sweep_table(document: Mapping[str, Any], title: str, value: Callable[[Result], str], points: range) -> Table:
-    table = _table(title)
     settings = document["config"]["points"]
     varied = [
         key
@@ -229,7 +219,7 @@ def _sweep_table(document: Mapping[str, Any], title: str, value: Callable[[Resul
         if len({str(p[key]) for p in settings}) > 1
     ]
     by = " and ".join(key.replace("_", "-") for key in varied)
-    table.title = f"{title}, by {by}"
+    table = _table(f"{title}, by {by}")
     for point in points:
         _column(table, "\n".join(f"{settings[point][key]:g}" for key in varied))
     for policy in dict.fromkeys(result["policy"] for result in document["results"]):

@@ -92,13 +92,18 @@ impl<T: Real> SymTiles<T> {
         out
     }
 
-    /// From the lower triangle of a dense matrix.
-    pub fn from_dense(dense: &ArrayView2<f64>) -> Self {
-        let mut out = Self::zeros(dense.nrows());
+    /// From the values at (row, column) of the lower triangle.
+    pub fn from_fn(n: usize, f: impl Fn(usize, usize) -> f64) -> Self {
+        let mut out = Self::zeros(n);
         out.each_tile(|i, j, tile| {
-            tile.zip_mut_with(&dense.slice(s![i, j]), |t, &v| *t = T::narrow(v));
+            tile.indexed_iter_mut().for_each(|((r, c), t)| *t = T::narrow(f(i.start + r, j.start + c)));
         });
         out
+    }
+
+    /// From the lower triangle of a dense matrix.
+    pub fn from_dense(dense: &ArrayView2<f64>) -> Self {
+        Self::from_fn(dense.nrows(), |i, j| dense[(i, j)])
     }
 
     pub fn to_dense(&self) -> Array2<T> {
@@ -254,8 +259,11 @@ fn norm(x: &[f64]) -> f64 {
     x.iter().map(|v| v * v).sum::<f64>().sqrt()
 }
 
+/// Part of the message of an error that a larger penalty cures.
+pub(crate) const NOT_DEFINITE: &str = "is not positive definite";
+
 fn not_definite(what: &str) -> Error {
-    Error::Numeric(format!("{what}: the matrix is not positive definite; a larger lam makes it so"))
+    Error::Numeric(format!("{what}: the matrix {NOT_DEFINITE}; a larger lam makes it so"))
 }
 
 /// Refuses `got` where it differs from `expected` by more than `tolerance * scale`.

@@ -18,6 +18,7 @@ mod warmup;
 pub use censor::censored_mean;
 pub use learner::{Learner, Shared, Snapshot};
 use warmup::Warmup;
+pub(crate) use warmup::scale_of;
 
 /// Standardised features of a readout that starts from zero are clipped to ± this: its mean and scale come from few
 /// rows.

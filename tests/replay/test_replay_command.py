@@ -270,9 +270,19 @@ def test_several_values_after_one_option_as_in_vllm() -> None:
 def test_ctrl_c_is_status_130_in_one_line(tmp_path: Path) -> None:
     rows = [(0.01 * i, 300, 300 + i % 700) for i in range(20_000)]
     trace = write_csv(tmp_path / "long.csv", rows)
-    command = [sys.executable, "-c", "from leap_rs.replay.command import main; main()", str(trace)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(4)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    code = "from leap_rs.replay.command import main; print('ready', flush=True); main()"
+    command = [sys.executable, "-c", code, str(trace)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "leap-replay: interrupted\n")
+
+
+def test_threads_do_not_change_a_number(run: Run, quiet: Path) -> None:
+    words = (quiet, "--load", 2, "--max-num-seqs", 4, "--seeds", 3, "--json", "--threads")
+    one, two = (strict_json(run(*words, threads)[1]) for threads in (1, 2))
+    assert one["results"] == two["results"]
+    assert one["results"][0]["queue"]["share_of_steps_with_queue"] > 0

@@ -74,6 +74,15 @@ def test_slots_can_matter_without_a_queue(make_document: Make, core_result: Make
         ]
     )
     assert "leap-paper cuts mean PTL by 60 %" in document["conclusions"][0]
+    assert "so little can change" not in document["conclusions"][0]
+
+
+def test_no_change_is_said_in_words_and_never_as_minus_0(make_document: Make, core_result: Make, paired: Make) -> None:
+    leap = core_result("leap", ptl=99.9, paired=paired((-0.01, (-0.02, 0.0)), p99=-0.04))
+    oracle = core_result("srpt-oracle", ptl=99.9, paired=paired((-0.01, None)))
+    sentence = make_document([core_result("fcfs"), leap, oracle])["conclusions"][0]
+    assert "P99 E2EL changes by 0 %; the oracle leaves mean PTL as it is." in sentence
+    assert "-0 " not in sentence
 
 
 def test_a_rare_queue_is_pointed_out(make_document: Make, core_result: Make, paired: Make) -> None:

@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leap_rs._leap import LeapError
 from rich.console import Console
 
+from leap_rs._leap import LeapError
 from leap_rs.replay.report import cell, interval_cell, render
 from leap_rs.replay.results import ReplayResult
 
@@ -59,7 +59,7 @@ def test_the_tables_fit_120_columns_and_hold_every_policy(make_document: Make, c
     for header in (
         "PTL ms",
         "E2EL s",
-        "TTFT s",
+        "TTFT ms",
         "TPOT ms",
         "P99",
         "<=84",
@@ -146,3 +146,12 @@ def test_the_summary_has_a_row_a_policy_and_load(make_document: Make, core_resul
     assert summary["mean_ptl_ms_ci95_hi"].to_list() == [101.0] * 4
     assert summary["q4_mean_e2el_ms"].to_list() == [102_400.0] * 4
     assert summary.schema["spearman"] == pl.Float64
+
+
+def test_text_wraps_at_a_narrow_terminal_and_tables_stay_whole(make_document: Make, core_result: Make) -> None:
+    out = io.StringIO()
+    document = make_document([core_result(name, ptl=123_456.0) for name in POLICIES], load=1.2)
+    render(document, Console(file=out, width=120, highlight=False), text_width=60)
+    assert "…" not in out.getvalue().replace("score:length-of-the-oth…", "")
+    last = out.getvalue().splitlines()[-2:]
+    assert all(len(line) <= 60 for line in last)

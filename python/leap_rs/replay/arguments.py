@@ -30,7 +30,10 @@ MaxConcurrency = Annotated[
     int | None,
     typer.Option(help="Send at most N requests at a time; latencies still count from the planned arrival."),
 ]
-MaxTokens = Annotated[int | None, typer.Option(help="Cap every answer at N tokens.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(help="Output budget of the predictions in tokens; the readout's or the trace's own by default."),
+]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Seeds = Annotated[
     int,

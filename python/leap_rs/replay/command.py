@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 INTERRUPTED = 130
-WIDTH = 120
 
 # Options that take several values after one name in vllm bench serve, and what such a value looks like.
 _SEVERAL = {"--goodput": re.compile(r"\w+:\S+"), "--metadata": re.compile(r"[^\s=-][^=]*=.*")}
@@ -168,11 +167,12 @@ def _show(result: ReplayResult, *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from .report import render
+    from .report import WIDTH, render
 
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    own_width = Console().width if sys.stdout.isatty() else WIDTH
+    console = Console(width=max(own_width, WIDTH), highlight=False)
     with console.capture() as capture:
-        render(result.to_dict(), console)
+        render(result.to_dict(), console, text_width=own_width)
     sys.stdout.write(capture.get())
     sys.stdout.flush()
 
@@ -195,4 +195,5 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         app(args=expand(sys.argv[1:] if words is None else words), prog_name="leap-replay")
     except KeyboardInterrupt:
+        print("leap-replay: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -127,7 +127,9 @@ def _oracle(results: Sequence[Mapping[str, Any]]) -> str | None:
             if result["policy"].split(":")[0] == name:
                 change = _mean(result, "mean_ptl_ms")
                 if change is not None:
-                    return f"the oracle {'cuts' if change <= 0 else 'raises'} mean PTL by {_plain(abs(change))} %"
+                    if _round(change) == 0:
+                        return "the oracle leaves mean PTL as it is"
+                    return f"the oracle {'cuts' if change < 0 else 'raises'} mean PTL by {_plain(abs(change))} %"
     return None
 
 
@@ -144,13 +146,13 @@ def _all_equal(results: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _seldom(share: float | None) -> str:
-    if share is None or not 0 <= share < SELDOM:
+    if share is None or not 0 < share < SELDOM:
         return ""
-    return f" Only {100 * share:.1f} % of the steps had a queue, so little can change."
+    return f" Only {100 * share:.2g} % of the steps had a queue, so little can change."
 
 
 def _round(value: float) -> float:
-    return round(value, 0 if abs(value) >= 10 else 1)
+    return round(value, 0 if abs(value) >= 10 else 1) + 0.0  # -0.0 becomes 0.0
 
 
 def _plain(value: float) -> str:

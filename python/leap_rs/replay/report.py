@@ -42,9 +42,12 @@ def interval_cell(value: Mapping[str, Any] | None, scale: float = 1.0) -> str:
     return f"{text} ±{rounded if float(rounded) > 0 else cell(half)}"
 
 
-def render(document: Mapping[str, Any], console: Console) -> None:
-    """Print the report: what was replayed, the tables, the notes and, last, what it means."""
-    _print(console, _header(document))
+def render(document: Mapping[str, Any], console: Console, *, text_width: int | None = None) -> None:
+    """Print the report: what was replayed, the tables, the notes and, last, what it means.
+
+    Text wraps at `text_width` columns; tables never shrink below what they hold if the console is `WIDTH` wide.
+    """
+    _print(console, _header(document), width=text_width)
     points = document["config"]["points"]
     if len(points) == 1:
         results = document["results"]
@@ -61,14 +64,14 @@ def render(document: Mapping[str, Any], console: Console) -> None:
                 _print_table(console, _sweep_table(document, title, value, shown))
     _print(console, "")
     for note in document["notes"]:
-        _print(console, f"note: {note}", style="dim")
+        _print(console, f"note: {note}", style="dim", width=text_width)
     for sentence in document["conclusions"]:
-        _print(console, sentence, style="bold")
+        _print(console, sentence, style="bold", width=text_width)
 
 
-def _print(console: Console, text: str, style: str = "") -> None:
+def _print(console: Console, text: str, style: str = "", width: int | None = None) -> None:
     # Text, not markup: a path may hold brackets.
-    console.print(Text(text, style=style))
+    console.print(Text(text, style=style), width=width)
 
 
 def _print_table(console: Console, table: Table) -> None:
@@ -120,12 +123,20 @@ def _top(document: Mapping[str, Any]) -> str:
     return _percentiles(document)[-1] if document["config"]["metric_percentiles"] else "99"
 
 
+def _unit(metric: str, results: Sequence[Result]) -> tuple[str, float]:
+    """Seconds for waits of seconds, milliseconds for the rest; one unit a column, so that policies compare."""
+    means = [result["metrics"][f"mean_{metric}_ms"]["mean"] for result in results]
+    long = metric in ("ttft", "e2el") and max((mean for mean in means if mean is not None), default=0.0) >= 1000
+    return ("s", 1e-3) if long else ("ms", 1.0)
+
+
 def _latency_columns(
-    document: Mapping[str, Any], metrics: Sequence[tuple[str, str, float]], table: Table
+    document: Mapping[str, Any], metrics: Sequence[str], results: Sequence[Result], table: Table
 ) -> list[Callable[[Result], str]]:
     getters: list[Callable[[Result], str]] = []
     shown = document["config"]["percentile_metrics"]
-    for metric, unit, scale in metrics:
+    for metric in metrics:
+        unit, scale = _unit(metric, results)
         _column(table, f"{metric.upper()} {unit}")
         getters.append(_metric(f"mean_{metric}_ms", scale, interval=True))
         for p in _percentiles(document) if metric in shown else ():
@@ -164,7 +175,7 @@ def _best(results: Sequence[Result]) -> Result | None:
 
 def _main_table(document: Mapping[str, Any], results: Sequence[Result]) -> Table:
     table = _table("Mean per-token latency (PTL) and end-to-end latency (E2EL)")
-    getters = _latency_columns(document, (("ptl", "ms", 1.0), ("e2el", "s", 1e-3)), table)
+    getters = _latency_columns(document, ("ptl", "e2el"), results, table)
     _column(table, "req/s", "max slowdown")
     getters += [_metric("request_throughput", interval=True), _metric("max_slowdown")]
     if document["config"]["goodput"]:
@@ -175,22 +186,24 @@ def _main_table(document: Mapping[str, Any], results: Sequence[Result]) -> Table
 
 def _latency_table(document: Mapping[str, Any], results: Sequence[Result]) -> Table:
     table = _table("Time to first token (TTFT) and per output token after it (TPOT)")
-    getters = _latency_columns(document, (("ttft", "s", 1e-3), ("tpot", "ms", 1.0)), table)
+    getters = _latency_columns(document, ("ttft", "tpot"), results, table)
     return _fill(table, results, getters)
 
 
 def _order_table(results: Sequence[Result]) -> Table:
-    quartiles: list[dict[str, Any]] = next((result["by_quartile"] for result in results if result["by_quartile"]), [])[
-        :MAX_QUARTILES
-    ]
-    table = _table("Mean E2EL, s, of answers up to N tokens (quartiles); queue; rank correlation of the predictions")
+    rows = next((result["by_quartile"] for result in results if result["by_quartile"]), [])
+    quartiles: list[dict[str, Any]] = rows[:MAX_QUARTILES]
+    unit, scale = _unit("e2el", results)
+    table = _table(
+        f"Mean E2EL, {unit}, of answers up to N tokens (quartiles); queue; rank correlation of the predictions"
+    )
     getters: list[Callable[[Result], str]] = []
     for i, quartile in enumerate(quartiles):
         _column(table, f"<={quartile['max_output_tokens']:.0f}")
 
         def by_quartile(result: Result, i: int = i) -> str:
             rows = result["by_quartile"]
-            return cell(rows[i]["mean_e2el_ms"]["mean"], 1e-3) if i < len(rows) else "-"
+            return cell(rows[i]["mean_e2el_ms"]["mean"], scale) if i < len(rows) else "-"
 
         getters.append(by_quartile)
     _column(table, "preempted", "queue % steps", "waiting", "Spearman", "Kendall")

@@ -191,14 +191,13 @@ def _latency_table(document: Mapping[str, Any], results: Sequence[Result]) -> Ta
 
 
 def _order_table(results: Sequence[Result]) -> Table:
-    rows = next((result["by_quartile"] for result in results if result["by_quartile"]), [])
-    quartiles: list[dict[str, Any]] = rows[:MAX_QUARTILES]
+    quartiles: list[Result] = next((result["by_quartile"] for result in results if result["by_quartile"]), [])
     unit, scale = _unit("e2el", results)
     table = _table(
         f"Mean E2EL, {unit}, of answers up to N tokens (quartiles); queue; rank correlation of the predictions"
     )
     getters: list[Callable[[Result], str]] = []
-    for i, quartile in enumerate(quartiles):
+    for i, quartile in enumerate(quartiles[:MAX_QUARTILES]):
         _column(table, f"<={quartile['max_output_tokens']:.0f}")
 
         def by_quartile(result: Result, i: int = i) -> str:

@@ -6,6 +6,7 @@
 //! Python.
 
 pub mod error;
+mod linalg;
 pub mod noise;
 pub mod online;
 pub mod prompt;
@@ -18,5 +19,6 @@ pub mod rls;
 pub mod rows;
 pub mod slots;
 pub mod stats;
+mod tensors;
 
 pub use error::{Error, Result};

@@ -1,1 +1,449 @@
-//! A readout that learns: predict, learn, publish.
+//! A readout that learns: it predicts, takes the lengths of finished requests, and corrects itself in closed form.
+//! [`OnlineReadout`] is a plain value without threads; [`Learner`] gives it a thread of its own and publishes what it
+//! knows in snapshots that readers take without a lock.
+
+use serde::{Deserialize, Serialize};
+
+use crate::noise::Noise;
+use crate::readout::{Kind, Meta, Parts, Readout, Target};
+use crate::rls::{Anchor, Precision, Rls};
+use crate::rows::Row;
+use crate::{Error, Result};
+
+mod censor;
+mod file;
+mod learner;
+mod warmup;
+
+pub use censor::censored_mean;
+pub use learner::{Learner, Shared, Snapshot};
+use warmup::Warmup;
+pub(crate) use warmup::scale_of;
+
+/// Standardised features of a readout that starts from zero are clipped to ± this: its mean and scale come from few
+/// rows.
+const CLIP: f32 = 8.0;
+/// Prior variance of the bias from zero, in units of the noise variance: wide, yet small enough for f32.
+const BIAS_VARIANCE: f64 = 100.0;
+/// Standardised features past this cannot be squared and summed in f32.
+const LIMIT: f64 = 1e12;
+
+/// How it learns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OnlineOptions {
+    /// Labels per update; the result does not depend on it.
+    pub batch: usize,
+    /// Weight of the past per label, in (0, 1]; 1 forgets nothing.
+    pub forgetting: f64,
+    /// Number format of P.
+    pub precision: Precision,
+}
+
+impl Default for OnlineOptions {
+    fn default() -> Self {
+        Self { batch: 8, forgetting: 1.0, precision: Precision::F32 }
+    }
+}
+
+/// The length of a finished request, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Label {
+    /// It stopped by itself after this many.
+    Exact(u32),
+    /// It ended at its own limit: its length is at least this.
+    Censored(u32),
+}
+
+impl Label {
+    fn tokens(self) -> u32 {
+        match self {
+            Self::Exact(n) | Self::Censored(n) => n,
+        }
+    }
+}
+
+/// What is known about a request before it ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// m: square root of the predicted length in tokens, whatever the target.
+    pub score: f32,
+    /// Whether a readout gave it. If not, it is the running mean of finished lengths, the same for every request.
+    pub known: bool,
+}
+
+/// What is saved as it is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Facts {
+    d: usize,
+    max_tokens: u32,
+    lam: f64,
+    kind: Kind,
+    batch: usize,
+    forgetting: f64,
+    double: bool,
+    anchored: bool,
+    known: bool,
+    updates: u64,
+    finished: u64,
+    finished_tokens: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Stage {
+    Warming(Warmup),
+    Ready { rls: Rls, readout: Readout },
+}
+
+/// A readout with its recursive least squares, noise, and the labels that wait for the next update.
+#[derive(Clone, Debug)]
+pub struct OnlineReadout {
+    facts: Facts,
+    stage: Stage,
+    noise: Noise,
+    /// Standardised rows with their 1, and labels.
+    queue: Vec<(Vec<f64>, Label)>,
+}
+
+impl OnlineReadout {
+    /// Starts from a fitted readout. With its anchor, new labels weigh as much as the training rows did; without, P0
+    /// is I / lambda around the readout, which then moves faster ([`Self::anchored`] tells).
+    ///
+    /// # Errors
+    /// [`Error::Readout`] where the anchor is not that of the readout, [`Error::Numeric`] where it cannot be inverted,
+    /// [`Error::Config`] where an option is out of range.
+    pub fn new(readout: Readout, anchor: Option<Anchor>, options: OnlineOptions) -> Result<Self> {
+        check(&options)?;
+        let p = readout.parts();
+        let mut theta: Vec<f64> = p.weight.iter().map(|&w| f64::from(w)).collect();
+        theta.push(f64::from(p.bias));
+        let rls = match &anchor {
+            Some(anchor) => {
+                anchor.check(&readout)?;
+                Rls::with_anchor(&theta, anchor, options.forgetting, options.precision)?
+            }
+            None if p.lam > 0.0 => {
+                let p0 = vec![1.0 / p.lam; theta.len()];
+                Rls::with_diagonal(&theta, &p0, options.forgetting, options.precision)?
+            }
+            None => return Err(Error::Config("without an anchor, lam of the readout must be above 0".into())),
+        };
+        let noise = readout.noise().cloned().unwrap_or_else(|| Noise::new(p.max_tokens));
+        let mut facts = facts(readout.d(), p.max_tokens, p.lam, p.meta.kind, options);
+        facts.anchored = anchor.is_some();
+        facts.known = true;
+        Ok(Self { facts, stage: Stage::Ready { rls, readout }, noise, queue: Vec::new() })
+    }
+
+    /// Starts from nothing, for `d` features. Mean and scale come from the first `warmup` rows and then stay; the
+    /// target is sqrt.
+    ///
+    /// # Errors
+    /// [`Error::Config`] where an option is out of range.
+    pub fn from_zero(
+        d: usize,
+        max_tokens: u32,
+        lam: f64,
+        warmup: usize,
+        kind: Kind,
+        options: OnlineOptions,
+    ) -> Result<Self> {
+        check(&options)?;
+        if d == 0 || max_tokens == 0 || warmup < 2 {
+            return Err(Error::Config(format!(
+                "d = {d}, max_tokens = {max_tokens}, warmup = {warmup}: must be at least 1, 1 and 2"
+            )));
+        }
+        if !(lam.is_finite() && lam > 0.0) {
+            return Err(Error::Config(format!("lam is {lam}, must be finite and above 0")));
+        }
+        Ok(Self {
+            facts: facts(d, max_tokens, lam, kind, options),
+            stage: Stage::Warming(Warmup::new(d, warmup)),
+            noise: Noise::new(max_tokens),
+            queue: Vec::new(),
+        })
+    }
+
+    /// The estimate for one request, from its row of d features. During the warm-up the row also counts for mean and
+    /// scale.
+    ///
+    /// # Errors
+    /// [`Error::Readout`] where the width is wrong or a feature is NaN or infinite; nothing is changed then.
+    pub fn estimate(&mut self, row: Row) -> Result<Estimate> {
+        if let Stage::Warming(warmup) = &mut self.stage {
+            row.check(0, self.facts.d)?;
+            warmup.add(&row.to_f64_vec());
+            if warmup.is_full() {
+                self.end_warmup()?;
+            }
+        }
+        self.current(row)
+    }
+
+    fn current(&self, row: Row) -> Result<Estimate> {
+        match &self.stage {
+            Stage::Ready { readout, .. } if self.facts.known => Ok(known(readout, row)?),
+            _ => {
+                row.check(0, self.facts.d)?;
+                Ok(Estimate { score: self.running_score(), known: false })
+            }
+        }
+    }
+
+    /// Square root of the mean of finished lengths; of a quarter of M before any request has finished.
+    fn running_score(&self) -> f32 {
+        let f = &self.facts;
+        let mean = match f.finished {
+            0 => f64::from(f.max_tokens) / 4.0,
+            n => f.finished_tokens as f64 / n as f64,
+        };
+        mean.max(1.0).sqrt() as f32
+    }
+
+    /// Takes the length of a finished request. The label waits until a batch is full. Returns the number of updates
+    /// applied: 0 or 1, more only where this ends the warm-up.
+    ///
+    /// # Errors
+    /// [`Error::Readout`] where the row or the length cannot be used; nothing is changed then. [`Error::Numeric`]
+    /// where an update fails; its batch is lost and nothing else.
+    pub fn observe(&mut self, row: Row, label: Label) -> Result<usize> {
+        row.check(0, self.facts.d)?;
+        if label.tokens() == 0 {
+            return Err(Error::Readout("a length must be at least 1 token".into()));
+        }
+        let mut row = row.to_f64_vec();
+        let applied = match &mut self.stage {
+            Stage::Warming(warmup) => {
+                warmup.keep(row, label);
+                let full = warmup.is_full();
+                self.count(label);
+                if full { self.end_warmup()? } else { 0 }
+            }
+            Stage::Ready { readout, .. } => {
+                standardise(readout, &mut row)?;
+                self.queue.push((row, label));
+                self.count(label);
+                self.drain()?
+            }
+        };
+        Ok(applied)
+    }
+
+    fn count(&mut self, label: Label) {
+        self.facts.finished += 1;
+        self.facts.finished_tokens += u64::from(label.tokens().min(self.facts.max_tokens));
+    }
+
+    /// Applies the labels that wait, be they fewer than a batch. During the warm-up they have to stay.
+    ///
+    /// # Errors
+    /// [`Error::Numeric`] as [`Self::observe`].
+    pub fn flush(&mut self) -> Result<usize> {
+        let applied = self.drain()?;
+        if self.queue.is_empty() {
+            return Ok(applied);
+        }
+        let batch = std::mem::take(&mut self.queue);
+        self.apply(batch)?;
+        Ok(applied + 1)
+    }
+
+    fn drain(&mut self) -> Result<usize> {
+        let mut applied = 0;
+        while self.queue.len() >= self.facts.batch {
+            let rest = self.queue.split_off(self.facts.batch);
+            let batch = std::mem::replace(&mut self.queue, rest);
+            self.apply(batch)?;
+            applied += 1;
+        }
+        Ok(applied)
+    }
+
+    fn end_warmup(&mut self) -> Result<usize> {
+        let Stage::Warming(warmup) = &mut self.stage else { return Ok(0) };
+        let (d, f) = (self.facts.d, &self.facts);
+        let (mean, scale) = warmup.mean_and_scale();
+        let kept = std::mem::take(&mut warmup.kept);
+        let readout = Readout::new(Parts {
+            mean,
+            scale,
+            weight: vec![0.0; d],
+            bias: 0.0,
+            max_tokens: f.max_tokens,
+            target: Target::Sqrt,
+            lam: f.lam,
+            clip: Some(CLIP),
+            meta: Meta::new(f.kind),
+            noise: None,
+        })?;
+        let mut p0 = vec![1.0 / f.lam; d];
+        p0.push(BIAS_VARIANCE);
+        let precision = if f.double { Precision::F64 } else { Precision::F32 };
+        let rls = Rls::with_diagonal(&vec![0.0; d + 1], &p0, f.forgetting, precision)?;
+        for (mut row, label) in kept {
+            standardise(&readout, &mut row)?;
+            self.queue.push((row, label));
+        }
+        self.stage = Stage::Ready { rls, readout };
+        self.drain()
+    }
+
+    /// One update of the recursive least squares, and the noise from what each row showed beforehand.
+    fn apply(&mut self, batch: Vec<(Vec<f64>, Label)>) -> Result<()> {
+        let Stage::Ready { rls, readout } = &mut self.stage else { return Ok(()) };
+        let (k, p) = (batch.len(), self.facts.d + 1);
+        let (target, m) = (readout.target(), f64::from(self.facts.max_tokens));
+        let (low, high) = (target.of(1.0), target.of(m));
+        let u: Vec<f64> = batch.iter().flat_map(|(row, _)| row.iter().copied()).collect();
+        let u = ndarray::Array2::from_shape_vec((k, p), u).map_err(|e| Error::Numeric(e.to_string()))?;
+        let y: Vec<f64> = u
+            .rows()
+            .into_iter()
+            .zip(&batch)
+            .map(|(row, (_, label))| match *label {
+                Label::Censored(c) if f64::from(c) < m => {
+                    let score: f64 = row.iter().zip(rls.theta()).map(|(a, b)| a * b).sum();
+                    let score = target.length(score.clamp(low, high)).sqrt();
+                    let y = censored_mean(score, self.noise.sigma(score), f64::from(c).sqrt(), m.sqrt());
+                    target.of(y * y)
+                }
+                label => target.of(f64::from(label.tokens()).min(m)),
+            })
+            .collect();
+        let shown = rls.update(&u.view(), &y)?;
+        for ((y, innovation), (_, label)) in y.iter().zip(&shown).zip(&batch) {
+            let score = target.length((y - innovation.residual).clamp(low, high)).sqrt();
+            let residual = target.length(*y).sqrt() - score;
+            // A limit below the prediction says nothing of the spread; one above it is a miss of at least that much.
+            let silent = matches!(label, Label::Censored(c) if f64::from(*c).min(m).sqrt() < score);
+            if !silent {
+                self.noise.observe(score, residual, innovation.leverage);
+            }
+        }
+        let mut parts = readout.parts().clone();
+        let theta = rls.theta();
+        parts.weight = theta[..p - 1].iter().map(|&v| v as f32).collect();
+        parts.bias = theta[p - 1] as f32;
+        *readout = Readout::new(parts)?;
+        self.facts.known = true;
+        self.facts.updates += 1;
+        Ok(())
+    }
+
+    /// Noise of the predictions.
+    pub fn noise(&self) -> &Noise {
+        &self.noise
+    }
+
+    /// The readout as it stands, with its noise.
+    ///
+    /// # Errors
+    /// [`Error::Readout`] before the warm-up has ended.
+    pub fn readout(&self) -> Result<Readout> {
+        match &self.stage {
+            Stage::Ready { readout, .. } => {
+                let mut parts = readout.parts().clone();
+                parts.noise = Some(self.noise.clone());
+                Readout::new(parts)
+            }
+            Stage::Warming(w) => {
+                Err(Error::Readout(format!("there is no readout yet: {} of {} rows seen", w.seen(), w.limit())))
+            }
+        }
+    }
+
+    /// Output budget M in tokens.
+    pub fn max_tokens(&self) -> u32 {
+        self.facts.max_tokens
+    }
+
+    /// Number of features.
+    pub fn d(&self) -> usize {
+        self.facts.d
+    }
+
+    /// Whether P0 came from the training rows' Gram matrix.
+    pub fn anchored(&self) -> bool {
+        self.facts.anchored
+    }
+
+    /// Whether estimates come from a readout yet.
+    pub fn known(&self) -> bool {
+        self.facts.known
+    }
+
+    /// Whether mean and scale are still being gathered.
+    pub fn warming(&self) -> bool {
+        matches!(self.stage, Stage::Warming(_))
+    }
+
+    /// Updates applied so far.
+    pub fn updates(&self) -> u64 {
+        self.facts.updates
+    }
+
+    /// Labels that wait for the next update.
+    pub fn waiting(&self) -> usize {
+        match &self.stage {
+            Stage::Warming(w) => w.kept.len(),
+            Stage::Ready { .. } => self.queue.len(),
+        }
+    }
+
+    /// The recursive least squares, once mean and scale are known.
+    pub fn rls(&self) -> Option<&Rls> {
+        match &self.stage {
+            Stage::Ready { rls, .. } => Some(rls),
+            Stage::Warming(_) => None,
+        }
+    }
+}
+
+fn known(readout: &Readout, row: Row) -> Result<Estimate> {
+    let score = readout.score_row(row)?;
+    let score = if readout.target() == Target::Sqrt { score } else { readout.length(score).sqrt() };
+    Ok(Estimate { score, known: true })
+}
+
+fn check(options: &OnlineOptions) -> Result<()> {
+    if options.batch == 0 {
+        return Err(Error::Config("batch must be at least 1".into()));
+    }
+    if !(options.forgetting > 0.0 && options.forgetting <= 1.0) {
+        return Err(Error::Config(format!("forgetting is {}, must be above 0 and at most 1", options.forgetting)));
+    }
+    Ok(())
+}
+
+fn facts(d: usize, max_tokens: u32, lam: f64, kind: Kind, options: OnlineOptions) -> Facts {
+    Facts {
+        d,
+        max_tokens,
+        lam,
+        kind,
+        batch: options.batch,
+        forgetting: options.forgetting,
+        double: options.precision == Precision::F64,
+        anchored: false,
+        known: false,
+        updates: 0,
+        finished: 0,
+        finished_tokens: 0,
+    }
+}
+
+/// x -> (x - mean) / scale, clipped where the readout clips, and a 1 for the bias.
+fn standardise(readout: &Readout, row: &mut Vec<f64>) -> Result<()> {
+    let p = readout.parts();
+    for (i, ((x, &mean), &scale)) in row.iter_mut().zip(&p.mean).zip(&p.scale).enumerate() {
+        *x = (*x - f64::from(mean)) / f64::from(scale);
+        if let Some(clip) = p.clip {
+            *x = x.clamp(-f64::from(clip), f64::from(clip));
+        }
+        if x.abs() > LIMIT {
+            return Err(Error::Readout(format!("column {i}: the feature is {x:.1e} scales off its mean")));
+        }
+    }
+    row.push(1.0);
+    Ok(())
+}

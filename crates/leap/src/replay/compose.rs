@@ -73,8 +73,7 @@ impl Engine<'_> {
             is_chosen[i as usize] = true;
         }
         let cap = self.spec.wait_cap_steps;
-        let promoted =
-            chosen.iter().filter(|&&i| cap.is_some_and(|cap| waited[i as usize] >= cap)).count() as u64;
+        let promoted = chosen.iter().filter(|&&i| cap.is_some_and(|cap| waited[i as usize] >= cap)).count() as u64;
         if promoted > 0 {
             let by_key = select_slots(&keys, &waited, slots as usize, None);
             self.outcome.wait_cap_promotions +=

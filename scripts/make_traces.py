@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import leap_rs
+from leap_rs._leap import PromptFeatures
 from leap_rs.trace import load, write_trace
 
 Floats = npt.NDArray[np.float64]
@@ -127,9 +127,9 @@ def rescaled(arrivals: Floats, rate: float) -> Floats:
 
 def prompt_features(emb_mean: npt.NDArray[np.float16], tokens: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
     """The project's own prompt features of each row: the projected mean embedding and three terms of the length."""
-    project = leap_rs.PromptFeatures.project
-    rows = [project(mean, int(n), dim=PROMPT_DIM, seed=SEED) for mean, n in zip(emb_mean, tokens, strict=True)]
-    return np.stack(rows).astype(np.float32)
+    # The projection depends on the width and the seed alone, so an embedding of one row stands for the real one.
+    prompts = PromptFeatures(np.zeros((1, emb_mean.shape[1]), dtype=np.float32), dim=PROMPT_DIM, seed=SEED)
+    return np.stack([prompts.project(mean, int(n)) for mean, n in zip(emb_mean, tokens, strict=True)])
 
 
 def measured_run(requests: Path, workload: Path) -> pl.DataFrame:

@@ -15,7 +15,7 @@ import pytest
 from fit_reference import Ridge, spearman
 from typer.testing import CliRunner, Result
 
-import leap_rs
+from leap_rs._leap import Readout
 from leap_rs.fit.command import app
 from leap_rs.trace import read_trace, write_trace
 
@@ -64,7 +64,7 @@ def test_the_readout_is_the_ridge_solution(small: Path) -> None:
     parts = [arrays(path) for path in train]
     x, lengths = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     reference = Ridge(x, lengths, LAM, BUDGET)
-    readout = leap_rs.Readout.load(small / "r.safetensors")
+    readout = Readout.load(small / "r.safetensors")
     features, truth = arrays(small / "math.parquet")
     expected = reference.predict(features)
     np.testing.assert_allclose(readout.predict(features), expected, rtol=1e-3)
@@ -148,9 +148,9 @@ def test_two_kinds_go_to_two_files_each_with_its_anchor(tmp_path: Path, traces: 
         "r.prompt.safetensors",
         "r.safetensors",
     ]
-    state = leap_rs.Readout.load(tmp_path / "r.safetensors").meta
+    state = Readout.load(tmp_path / "r.safetensors").meta
     assert (state["kind"], state["trained_on"], state["model"], state["layer"]) == ("state", ["both"], "m", 20)
-    assert leap_rs.Readout.load(tmp_path / "r.prompt.safetensors").meta["kind"] == "prompt"
+    assert Readout.load(tmp_path / "r.prompt.safetensors").meta["kind"] == "prompt"
 
 
 def test_one_kind_goes_to_the_given_file(tmp_path: Path, traces: Path) -> None:
@@ -186,7 +186,7 @@ def test_rows_without_a_known_length_are_left_out(small: Path) -> None:
     assert "30 answers were cut before 1024 tokens" in result.stderr
     x, lengths = arrays(small / "instruct.parquet")
     expected = Ridge(x[50:], lengths[50:], LAM, BUDGET).predict(x)
-    np.testing.assert_allclose(leap_rs.Readout.load(small / "r.safetensors").predict(x), expected, rtol=1e-3)
+    np.testing.assert_allclose(Readout.load(small / "r.safetensors").predict(x), expected, rtol=1e-3)
 
 
 def test_the_report_tells_the_numbers(small: Path) -> None:

@@ -12,10 +12,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-import leap_rs
-from leap_rs._leap import LeapError, TraceError
+from leap_rs._leap import LeapError, Readout, TraceError
 from leap_rs.fit import data
 from leap_rs.fit.evaluate import Score, evaluate
 from leap_rs.trace import Trace, load
@@ -52,7 +51,7 @@ class Fitted:
 
     kind: data.Kind
     path: Path
-    readout: leap_rs.Readout
+    readout: Readout
     rows: int
     left_out: int
     evaluations: dict[str, dict[str, Score]]
@@ -155,7 +154,7 @@ def fit_one(
     left_out = sum(count for _, count in parts)
     if left_out:
         notes.append(f"{left_out} answers were cut before {max_tokens} tokens: their length is not known, so left out")
-    readout = leap_rs.Readout.fit(
+    readout = Readout.fit(
         stacked(kind, training, [part for part, _ in parts]),
         np.concatenate([part.lengths for part, _ in parts]),
         max_tokens=max_tokens,
@@ -208,7 +207,7 @@ def path_of(out: Path, kind: data.Kind, kinds: Sequence[data.Kind]) -> Path:
     return out if kind == kinds[0] else out.with_name(f"{out.stem}.{kind}{SUFFIX}")
 
 
-def train_spearman(readout: leap_rs.Readout) -> float | None:
+def train_spearman(readout: Readout) -> float | None:
     """The out-of-fold rank correlation on the training rows, if it is defined."""
     value = readout.meta.get("train_spearman")
     return None if value is None else float(value)
@@ -226,7 +225,7 @@ def report(fitted: Sequence[Fitted]) -> None:
     rows = [(one.kind, path, scores) for one in fitted for path, scores in one.evaluations.items()]
     if not rows:
         return
-    table = Table("readout", "trace", "scored", "Spearman", "MAE tokens")
+    table = Table("readout", Column("trace", overflow="fold"), "scored", "Spearman", "MAE tokens")
     for kind, path, scores in rows:
         for name, score in scores.items():
             table.add_row(kind, path, name.replace("_", " "), shown(score.spearman), f"{score.mae_tokens:.1f}")

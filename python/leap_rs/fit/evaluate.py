@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-import leap_rs
+from leap_rs._leap import OnlineReadout, Readout
 from leap_rs.fit.data import Labelled
 
 Predicted = npt.NDArray[np.float32]
@@ -41,7 +41,7 @@ def spearman(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> float | 
     return float(np.corrcoef(ranks)[0, 1])
 
 
-def evaluate(readout: leap_rs.Readout, data: Labelled, *, rls: bool, batch: int) -> Mapping[str, Score]:
+def evaluate(readout: Readout, data: Labelled, *, rls: bool, batch: int) -> Mapping[str, Score]:
     """Scores of the frozen readout and, with `rls`, of the one that learns; then also of the stream's second half."""
     predicted = {"frozen": readout.predict(data.features)}
     if rls:
@@ -55,9 +55,9 @@ def evaluate(readout: leap_rs.Readout, data: Labelled, *, rls: bool, batch: int)
     return scores
 
 
-def stream(readout: leap_rs.Readout, data: Labelled, batch: int) -> Predicted:
+def stream(readout: Readout, data: Labelled, batch: int) -> Predicted:
     """Predictions made before the request's own length is learned from, in order of arrival."""
-    online = leap_rs.OnlineReadout(readout, batch=batch)
+    online = OnlineReadout(readout, batch=batch)
     predicted = np.empty(len(data), dtype=np.float32)
     for row in range(len(data)):
         one = slice(row, row + 1)

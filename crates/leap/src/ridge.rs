@@ -142,7 +142,9 @@ fn choose(equations: &Equations) -> Result<f64> {
             match equations.solve_centred(Some(f), lam) {
                 Ok(theta) => sum += equations.folds[f].squared_error(&theta),
                 // Too weak a penalty for these rows, not a fault.
-                Err(Error::Numeric(text)) if text.contains(linalg::NOT_DEFINITE) => return Ok((f64::INFINITY, exponent)),
+                Err(Error::Numeric(text)) if text.contains(linalg::NOT_DEFINITE) => {
+                    return Ok((f64::INFINITY, exponent));
+                }
                 Err(other) => return Err(other),
             }
         }

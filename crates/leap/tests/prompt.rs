@@ -32,7 +32,8 @@ fn pooling_is_the_projected_mean() {
     assert_eq!((features.dim(), features.width(), features.vocabulary(), features.d()), (40, 43, 1300, 50));
     let projection = signs(d, dim, 7) / (dim as f64).sqrt();
     let ids = [0u32, 1299, 513, 513, 2];
-    let mean = ids.iter().map(|&i| e.row(i as usize).mapv(f64::from)).fold(ndarray::Array1::zeros(d), |a, r| a + r) / 5.0;
+    let mean =
+        ids.iter().map(|&i| e.row(i as usize).mapv(f64::from)).fold(ndarray::Array1::zeros(d), |a, r| a + r) / 5.0;
     let expected = mean.dot(&projection);
     let pooled = features.pool(&ids).unwrap();
     let projected = features.project(Row::F64(mean.as_slice().unwrap()), 5).unwrap();

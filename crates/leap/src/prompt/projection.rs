@@ -76,7 +76,9 @@ impl Projection {
                 *out = f16::from_f32(v);
                 if !out.is_finite() {
                     let row = chunk * CHUNK + i / self.dim;
-                    return Err(Error::Readout(format!("row {row} of the embedding is too large for f16 once projected")));
+                    return Err(Error::Readout(format!(
+                        "row {row} of the embedding is too large for f16 once projected"
+                    )));
                 }
             }
             Ok(())

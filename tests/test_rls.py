@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from leap_rs import _leap
-from test_readout import made
+
+
+def made(n: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, d))
+    y = 20 + z @ rng.normal(0, 3 / np.sqrt(d), d) + rng.normal(0, 3, n)
+    features = (z * rng.uniform(0.5, 4, d) + rng.normal(0, 10, d)).astype(np.float32)
+    return features, np.clip(np.round(np.clip(y, 1, 60) ** 2), 1, 4096)
 
 
 def standardised(readout: _leap.Readout, features: np.ndarray) -> np.ndarray:
@@ -49,7 +55,7 @@ def test_updates_equal_one_solve(d: int, n: int, batch: int, lam: float, dtype: 
 
 
 def test_refused_rows_change_nothing(tmp_path: Path) -> None:
-    features, lengths = made(120, 6)
+    features, lengths = made(120, 6, 1)
     online = _leap.OnlineReadout.from_zero(6, max_tokens=4096, warmup=30, batch=8)
     online.predict(features[:50])
     online.observe(features[:60], lengths[:60])

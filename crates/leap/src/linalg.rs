@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Once;
 
-use ndarray::linalg::general_mat_mul;
+use ndarray::linalg::{general_mat_mul, general_mat_vec_mul};
 use ndarray::{Array2, ArrayView2, LinalgScalar, s};
 use ndarray_linalg::{Cholesky, FactorizeCInto, InverseCInto, Lapack, SolveC, UPLO};
 
@@ -62,6 +62,18 @@ pub(crate) fn limit_threads() {
         // number, and `call_once` keeps two threads from storing at the same time.
         unsafe { openblas_set_num_threads(threads.into()) };
     });
+}
+
+/// c += alpha a b for an `a` of few rows. A matrix product copies all of b into its own layout first, which for a
+/// single row costs more than the product; row by row it reads b where it lies.
+pub(crate) fn add_product<T: Real>(alpha: T, a: &ArrayView2<T>, b: &ArrayView2<T>, c: &mut ndarray::ArrayViewMut2<T>) {
+    let one = T::narrow(1.0);
+    if a.nrows() > 3 {
+        return general_mat_mul(alpha, a, b, one, c);
+    }
+    for (row, mut out) in a.rows().into_iter().zip(c.rows_mut()) {
+        general_mat_vec_mul(alpha, &b.t(), &row, one, &mut out);
+    }
 }
 
 /// A symmetric n x n matrix: square tiles of the lower triangle, row by row.
@@ -151,7 +163,7 @@ impl<T: Real> SymTiles<T> {
     /// self += alpha other.
     pub fn add(&mut self, alpha: T, other: &Self) {
         for (a, b) in self.tiles.iter_mut().zip(&other.tiles) {
-            a.zip_mut_with(b, |a, &b| *a = *a + alpha * b);
+            a.zip_mut_with(b, |a, &b| *a += alpha * b);
         }
     }
 
@@ -164,9 +176,9 @@ impl<T: Real> SymTiles<T> {
             for (bj, tile) in (0..=bi).zip(&mut tiles) {
                 let (i, j) = (span(self.n, bi), span(self.n, bj));
                 let (ui, uj) = (u.slice(s![.., i.clone()]), u.slice(s![.., j.clone()]));
-                general_mat_mul(one, &ui, tile, one, &mut out.slice_mut(s![.., j]));
+                add_product(one, &ui, &tile.view(), &mut out.slice_mut(s![.., j]));
                 if bi != bj {
-                    general_mat_mul(one, &uj, &tile.t(), one, &mut out.slice_mut(s![.., i]));
+                    add_product(one, &uj, &tile.t(), &mut out.slice_mut(s![.., i]));
                 }
             }
         }

@@ -35,8 +35,8 @@ fn parts(d: usize, seed: u64) -> Parts {
 /// The formula, term by term in f64.
 fn by_formula(p: &Parts, x: &[f64]) -> f64 {
     let mut sum = f64::from(p.bias);
-    for i in 0..x.len() {
-        let mut u = (x[i] - f64::from(p.mean[i])) / f64::from(p.scale[i]);
+    for (i, x) in x.iter().enumerate() {
+        let mut u = (x - f64::from(p.mean[i])) / f64::from(p.scale[i]);
         if let Some(clip) = p.clip {
             u = u.clamp(-f64::from(clip), f64::from(clip));
         }

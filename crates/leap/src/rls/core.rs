@@ -5,11 +5,10 @@
 //! third of the memory traffic of rewriting P each time, and B is rounded once per fold instead of once per update,
 //! which is what keeps f32 close to the exact solution.
 
-use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, s};
 
 use super::Innovation;
-use crate::linalg::{Real, SymTiles};
+use crate::linalg::{Real, SymTiles, add_product};
 use crate::tensors::{Reader, Writer};
 use crate::{Error, Result};
 
@@ -164,7 +163,9 @@ impl<T: Stored> Core<T> {
         let w = self.pending.slice(s![..self.used, ..]);
         let mut v = self.base.times_rows(&ut.view());
         let one = T::narrow(1.0);
-        general_mat_mul(-one, &ut.dot(&w.t()), &w, one, &mut v);
+        let mut uw = Array2::zeros((k, self.used));
+        add_product(one, &ut.view(), &w.t(), &mut uw.view_mut());
+        add_product(-one, &uw.view(), &w, &mut v.view_mut());
         let mut v = v.mapv(|v| factor * v.wide());
 
         let uv = u.dot(&v.t());

@@ -1,6 +1,6 @@
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ class ReadoutError(LeapError):
 class ConfigError(LeapError):
     """An option cannot be used."""
 
+@final
 class Readout:
     """A linear layer that reads an output length from features."""
 
@@ -82,11 +83,12 @@ class Readout:
     @property
     def bias(self) -> float: ...
 
+@final
 class Moments:
     """A fit whose rows come in parts and need not fit in memory."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         d: int,
         *,
         max_tokens: int,
@@ -95,23 +97,24 @@ class Moments:
         folds: int = 5,
         seed: int = 0,
         meta: Mapping[str, Any] | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def add(self, features: _Features, lengths: npt.ArrayLike) -> None: ...
     def finish(self) -> Readout:
         """The readout, with its anchor; without the out-of-fold correlation and noise that Readout.fit adds."""
 
+@final
 class OnlineReadout:
     """A readout that learns from every finished request."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         readout: Readout,
         *,
         batch: int = 8,
         forgetting: float = 1.0,
         dtype: _DType = "float32",
         anchor: _Path | None = None,
-    ) -> None:
+    ) -> Self:
         """Uses the anchor of the fit, the one beside the readout's file, or the one given; see anchored."""
 
     @classmethod
@@ -166,10 +169,11 @@ class OnlineReadout:
     @property
     def waiting(self) -> int: ...
 
+@final
 class Learner:
     """An online readout with a thread of its own: predicting takes no lock, also while an update runs."""
 
-    def __init__(self, online: OnlineReadout, *, capacity: int = 1024) -> None:
+    def __new__(cls, online: OnlineReadout, *, capacity: int = 1024) -> Self:
         """Starts from a copy of online, with room for capacity labels on their way."""
 
     def score(self, features: _Features) -> _F32: ...
@@ -191,10 +195,11 @@ class Learner:
     @property
     def fault(self) -> str | None: ...
 
+@final
 class PromptFeatures:
     """Mean of a prompt's projected input embeddings, and its length."""
 
-    def __init__(self, embedding: _Features, *, dim: int = 256, seed: int = 0) -> None:
+    def __new__(cls, embedding: _Features, *, dim: int = 256, seed: int = 0) -> Self:
         """Projects an embedding table (vocabulary, d)."""
 
     @classmethod
@@ -260,6 +265,7 @@ def select_slots(
     Raises ConfigError naming the first value that cannot be used.
     """
 
+@final
 class AgingQueue:
     """Waiting requests, the smallest ln(remaining) + aging_rate * arrival_s first; equal keys first in, first out.
 
@@ -268,7 +274,7 @@ class AgingQueue:
     requests that the engine could admit: not for one that waits for a LoRA slot, a grammar or remote KV.
     """
 
-    def __init__(self, aging_rate: float, *, memory_weight: float = 0.0, wait_cap_s: float | None = None) -> None:
+    def __new__(cls, aging_rate: float, *, memory_weight: float = 0.0, wait_cap_s: float | None = None) -> Self:
         """``aging_rate`` per second; ``memory_weight`` adds memory_weight * ln(memory_tokens) to the keys; a request
         that has waited longer than ``wait_cap_s`` goes first, the oldest ahead, wherever ``now_s`` is given.
 
@@ -297,7 +303,7 @@ class AgingQueue:
         in, ConfigError where a value cannot be used."""
 
     def __len__(self) -> int: ...
-    def __contains__(self, id: object) -> bool: ...
+    def __contains__(self, id: object, /) -> bool: ...
 
 def engine_presets() -> str:
     """JSON list of the engine presets, each with where its numbers come from."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -20,6 +20,8 @@ from leap_rs.fit.evaluate import Score, evaluate
 from leap_rs.trace import Trace, load
 
 SUFFIX = ".safetensors"
+
+TargetName = Literal["sqrt", "log", "raw"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -38,7 +40,7 @@ class Options:
 
     lam: float | None
     folds: int
-    target: str
+    target: TargetName
     max_tokens: int | None
     seed: int
     batch: int

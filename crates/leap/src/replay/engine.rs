@@ -372,7 +372,9 @@ impl<'a> Engine<'a> {
     fn land(&mut self) -> Result<bool> {
         let mut released = false;
         while self.flights.front().is_some_and(|flight| flight.end <= self.now) {
-            let Some(flight) = self.flights.pop_front() else { break };
+            let Some(mut flight) = self.flights.pop_front() else { break };
+            // In the order of vLLM's running list, which is the order in which their blocks will be handed out.
+            flight.done.sort_unstable_by_key(|&id| self.requests[id as usize].admitted);
             for id in flight.prefilled {
                 if self.ranker.prefilled(id)? {
                     self.slots_changed = true;

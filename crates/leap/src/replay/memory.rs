@@ -35,10 +35,10 @@ impl Engine<'_> {
         let own_full = (request.computed / self.config.block_size) as usize;
         let mut hit = Vec::new();
         for index in 0..most {
+            // By hash first: another holder's copy costs no free block.
+            let shared = self.shared_hash(id, index).and_then(|hash| self.pool.find(hash));
             let own = request.blocks[..own_full.min(request.blocks.len())].get(index as usize).copied();
-            let own = own.filter(|&held| self.pool.is_intact(held));
-            let found = own.or_else(|| self.shared_hash(id, index).and_then(|hash| self.pool.find(hash)));
-            match found {
+            match shared.or(own.filter(|&held| self.pool.is_intact(held))) {
                 Some(held) => hit.push(held),
                 None => break,
             }

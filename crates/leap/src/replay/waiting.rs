@@ -13,7 +13,7 @@ pub struct Waiting {
     since: Vec<f64>,
     len: usize,
     wait_cap_s: Option<f64>,
-    /// In order of entry; an entry is stale when its time is no longer the request's.
+    /// In order of entry, then of arrival; an entry is stale when its time is no longer the request's.
     entries: VecDeque<(u32, f64)>,
     waited_s: f64,
 }
@@ -85,7 +85,9 @@ impl Waiting {
         self.since[id as usize] = now;
         self.len += 1;
         if self.wait_cap_s.is_some() {
-            self.entries.push_back((id, now));
+            // Several may be preempted at one moment, the last admitted first: of those the first to arrive is next.
+            let place = self.entries.iter().rposition(|&(other, since)| since < now || other < id).map_or(0, |at| at + 1);
+            self.entries.insert(place, (id, now));
         }
     }
 

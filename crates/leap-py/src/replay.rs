@@ -40,7 +40,6 @@ fn replay<'py>(
     let readouts = Readouts {
         state: state_readout.map(|path| online(path.as_ref())).transpose()?,
         prompt: prompt_readout.map(|path| online(path.as_ref())).transpose()?,
-        ..Readouts::default()
     };
     let (report, rows) = supervise(py, &trace, &readouts, &options, requests, progress)?;
     let text = serde_json::to_string(&report).map_err(|error| ConfigError::new_err(error.to_string()))?;

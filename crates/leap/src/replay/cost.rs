@@ -9,8 +9,10 @@ use crate::{Error, Result};
 /// Step-time model of one engine. For a step that decodes `B` sequences which read `K` KV tokens, and prefills `P`
 /// tokens with `Q` = sum over chunks of chunk * (cached before + chunk / 2):
 ///
-/// `t = step_s + per_decode_seq_s B + (per_kv_token_s + [P > 0] per_kv_token_with_prefill_s) K
-///    + per_token_over_free_s max(0, B + P - free_tokens) + per_prefill_pair_s Q`
+/// ```text
+/// t = step_s + per_decode_seq_s B + (per_kv_token_s + [P > 0] per_kv_token_with_prefill_s) K
+///   + per_token_over_free_s max(0, B + P - free_tokens) + per_prefill_pair_s Q
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostModel {

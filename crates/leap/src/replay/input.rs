@@ -6,7 +6,7 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Gamma};
 
-use super::engine::EngineConfig;
+use super::config::EngineConfig;
 use super::trace::Trace;
 use crate::{Error, Result};
 

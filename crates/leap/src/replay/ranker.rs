@@ -22,8 +22,6 @@ pub struct Readouts {
     pub prompt: Option<OnlineReadout>,
     /// After it.
     pub state: Option<OnlineReadout>,
-    /// Whether the state readout was fitted before; `leap-frozen` makes sense only then.
-    pub state_is_fitted: bool,
 }
 
 /// What is known of one request.

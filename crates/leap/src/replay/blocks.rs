@@ -125,9 +125,9 @@ impl BlockPool {
         self.references[held.block as usize] == 0
     }
 
-    /// Whether its one holder would free the block by letting go.
-    pub fn is_sole(&self, held: Held) -> bool {
-        self.references[held.block as usize] == 1
+    /// Holders of the block.
+    pub fn references(&self, held: Held) -> u32 {
+        self.references[held.block as usize]
     }
 
     /// Takes a cached block for one more holder.

@@ -2,6 +2,7 @@
 //! and only if nobody had to give way is the queue asked, up to the first request that does not fit.
 
 use super::engine::{Engine, Step};
+use super::memory::Claim;
 use crate::slots::select_slots;
 
 impl Engine<'_> {
@@ -219,12 +220,13 @@ impl Engine<'_> {
             let reach = if self.config.reserve_full_prompt { target } else { computed + chunk };
             let mut need = self.blocks_for(reach) - hit.len() as u32;
             need += hit.iter().filter(|&&held| self.pool.is_free(held)).count() as u32;
-            if !self.residents.is_empty() {
-                need += (self.config.watermark * f64::from(self.config.usable_blocks())) as u32;
-            }
+            let spare = if self.residents.is_empty() { 0 } else { self.watermark_blocks() };
             let no_seat = self.residents.len() as u32 >= self.config.max_num_seqs;
-            if no_seat || need > self.pool.free() {
-                if self.spec.levers.evict && self.evict_for(head.key, need, no_seat) {
+            if no_seat || need + spare > self.pool.free() {
+                // In the unit of the residents' keys, whatever orders the queue.
+                let key = if head.overdue { f64::NEG_INFINITY } else { self.ranker.evict_key(id, self.generated(id)) };
+                let claim = Claim { key, hit: &hit, need };
+                if self.spec.levers.evict && self.evict_for(&claim, step) {
                     step.preempted = true;
                     continue;
                 }

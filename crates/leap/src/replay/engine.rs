@@ -99,7 +99,8 @@ pub(super) struct Engine<'a> {
     pub(super) waiting: Waiting,
     pub(super) slots_changed: bool,
     pub(super) next_slot_choice: u64,
-    pub(super) last_evict_s: f64,
+    /// When the evict lever may act again.
+    pub(super) next_evict_s: f64,
     next_arrival: usize,
     inside: usize,
     /// When the engine last was as full as the client lets it be.
@@ -144,7 +145,7 @@ impl<'a> Engine<'a> {
             waiting: Waiting::new(input.len(), spec.rule == Rule::Hrrn, spec.wait_cap_s.or(options.wait_cap_s)),
             slots_changed: true,
             next_slot_choice: 0,
-            last_evict_s: f64::NEG_INFINITY,
+            next_evict_s: 0.0,
             next_arrival: 0,
             inside: 0,
             room_since_s: 0.0,
@@ -351,7 +352,12 @@ impl<'a> Engine<'a> {
         if !self.waiting.is_empty() && seat_free && self.waiting.drifts() {
             return 0;
         }
-        if let Some(at) = self.next_decision(seat_free) {
+        // A resident that decodes may become bad enough to be evicted with any token.
+        let may_evict = self.spec.levers.evict && self.spec.evict_per_s > 0.0 && self.next_evict_s <= self.now;
+        if !self.waiting.is_empty() && may_evict {
+            return 0;
+        }
+        if let Some(at) = self.next_decision(seat_free, slots_bind) {
             limit = if self.config.async_scheduling {
                 // Step i behind this one is composed when step i - 1 starts.
                 if start >= at { 0 } else { limit.min(ramp.steps_before(at - start, limit) + 1) }
@@ -363,15 +369,16 @@ impl<'a> Engine<'a> {
     }
 
     /// The next moment from outside that could change what the following step does.
-    fn next_decision(&mut self, seat_free: bool) -> Option<f64> {
+    fn next_decision(&mut self, seat_free: bool, slots_bind: bool) -> Option<f64> {
         let evicts = self.spec.levers.evict;
-        let slowed = self.spec.gpu_share > 0.0 && self.ranker.is_delayed();
+        // A score that comes in orders the slots, and the last one gives the GPU back.
+        let scores = (slots_bind || self.spec.gpu_share > 0.0) && self.ranker.is_delayed();
         // With every seat taken an arrival changes nothing but whether there is a queue at all.
-        let matters = seat_free || evicts || slowed || self.waiting.is_empty();
+        let matters = seat_free || evicts || scores || self.waiting.is_empty();
         let outside = if matters { self.next_event() } else { None };
         let promotion = if seat_free || evicts { self.waiting.next_promotion() } else { None };
         let eviction = (evicts && !self.waiting.is_empty() && self.spec.evict_per_s > 0.0)
-            .then(|| self.last_evict_s + 1.0 / self.spec.evict_per_s)
+            .then_some(self.next_evict_s)
             .filter(|&at| at > self.now);
         [outside, promotion.filter(|&at| at > self.now), eviction].into_iter().flatten().min_by(f64::total_cmp)
     }

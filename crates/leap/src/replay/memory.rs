@@ -1,8 +1,20 @@
 //! Seats and KV blocks of the simulated engine: what a request may reuse, who gives way, and what is left of one that
 //! did.
 
+use rustc_hash::FxHashMap;
+
 use super::blocks::Held;
-use super::engine::Engine;
+use super::engine::{Engine, Step};
+
+/// What the first of the queue lacks.
+pub(super) struct Claim<'a> {
+    /// Its key; infinitely good when it has waited past the cap.
+    pub(super) key: f64,
+    /// Cached blocks that it starts from.
+    pub(super) hit: &'a [Held],
+    /// Free blocks that it takes.
+    pub(super) need: u32,
+}
 
 impl Engine<'_> {
     /// Blocks that hold `tokens` tokens.
@@ -119,38 +131,51 @@ impl Engine<'_> {
         self.enqueue(id, self.now);
     }
 
-    /// The evict lever: preempts the worst residents, each by `evict_factor` worse than the key of the one that
-    /// waits, until it has a seat and `need` free blocks; nobody, if that cannot be reached.
-    pub(super) fn evict_for(&mut self, key: f64, need: u32, no_seat: bool) -> bool {
+    /// The evict lever: preempts the worst residents, each by `evict_factor` worse than the key of the one that waits,
+    /// until that one has a seat and its blocks; nobody, if that cannot be reached. Who prefills is left alone.
+    pub(super) fn evict_for(&mut self, claim: &Claim, step: &Step) -> bool {
         let rate = self.spec.evict_per_s;
-        if rate <= 0.0 || self.now < self.last_evict_s + 1.0 / rate {
+        if rate <= 0.0 || self.now < self.next_evict_s {
             return false;
         }
-        let bar = key + self.spec.evict_factor.ln();
+        let bar = claim.key + self.spec.evict_factor.ln();
+        let prefills = |id: &u32| self.prefilling.contains(id) || step.prefilled.contains(id);
         let mut worse: Vec<(f64, u32)> = self
             .residents
             .iter()
-            .filter(|&&id| !self.is_ending(id) && !self.prefilling.contains(&id))
+            .filter(|&&id| !self.is_ending(id) && !prefills(&id))
             .map(|&id| (self.ranker.evict_key(id, self.generated(id)), id))
             .filter(|&(own, _)| own > bar)
             .collect();
         worse.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
-        let mut free = self.pool.free();
+        let (mut free, mut need) = (self.pool.free(), claim.need);
+        // Victims may share blocks with each other, and the one that waits may count on theirs.
+        let mut let_go: FxHashMap<u32, u32> = FxHashMap::default();
         let mut victims = Vec::new();
-        for (_, id) in worse {
-            if free >= need && !(no_seat && victims.is_empty()) {
-                break;
-            }
-            free += self.requests[id as usize].blocks.iter().filter(|&&held| self.pool.is_sole(held)).count() as u32;
+        let enough = worse.iter().any(|&(_, id)| {
             victims.push(id);
+            for &held in &self.requests[id as usize].blocks {
+                let times = let_go.entry(held.block).or_insert(0);
+                *times += 1;
+                if *times == self.pool.references(held) {
+                    free += 1;
+                    need += u32::from(claim.hit.contains(&held));
+                }
+            }
+            let spare = if victims.len() < self.residents.len() { self.watermark_blocks() } else { 0 };
+            need + spare <= free
+        });
+        if enough {
+            self.next_evict_s = self.now + victims.len() as f64 / rate;
+            for id in victims {
+                self.preempt(id);
+            }
         }
-        if victims.is_empty() || free < need {
-            return false;
-        }
-        self.last_evict_s = self.now + (victims.len() - 1) as f64 / rate;
-        for id in victims {
-            self.preempt(id);
-        }
-        true
+        enough
+    }
+
+    /// Blocks that an admission beside other residents must leave free.
+    pub(super) fn watermark_blocks(&self) -> u32 {
+        (self.config.watermark * f64::from(self.config.usable_blocks())) as u32
     }
 }

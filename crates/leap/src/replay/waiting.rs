@@ -30,8 +30,8 @@ enum Discipline {
 pub struct Head {
     /// The request.
     pub id: u32,
-    /// Its key; infinitely good when it has waited past the cap.
-    pub key: f64,
+    /// Whether it has waited past the cap.
+    pub overdue: bool,
     /// Whether the wait cap put it before somebody with a better key.
     pub promoted: bool,
 }
@@ -101,30 +101,25 @@ impl Waiting {
 
     /// Who is next at time `now`; `arrival_s` are the arrivals by request.
     pub fn head(&mut self, now: f64, arrival_s: &[f64]) -> Option<Head> {
-        let head = self.by_order(now, arrival_s)?;
+        let next = self.by_order(now, arrival_s)?;
         let cap = self.wait_cap_s.unwrap_or(f64::INFINITY);
         match self.oldest() {
-            Some((id, since)) if now - since >= cap => {
-                Some(Head { id, key: f64::NEG_INFINITY, promoted: id != head.id })
-            }
-            _ => Some(head),
+            Some((id, since)) if now - since >= cap => Some(Head { id, overdue: true, promoted: id != next }),
+            _ => Some(Head { id: next, overdue: false, promoted: false }),
         }
     }
 
     /// Who would be next without a cap.
-    fn by_order(&self, now: f64, arrival_s: &[f64]) -> Option<Head> {
+    fn by_order(&self, now: f64, arrival_s: &[f64]) -> Option<u32> {
         match &self.order {
-            Discipline::Keyed(heap) => heap.peek().map(|(id, key)| Head { id, key, promoted: false }),
+            Discipline::Keyed(heap) => heap.peek().map(|(id, _)| id),
             Discipline::ResponseRatio(classes) => {
-                let mut best: Option<Head> = None;
-                for (&service, ids) in classes {
-                    let Some(&id) = ids.first() else { continue };
-                    let key = -(now - arrival_s[id as usize]) / f64::from(service);
-                    if best.is_none_or(|head| key < head.key || (key == head.key && id < head.id)) {
-                        best = Some(Head { id, key, promoted: false });
-                    }
-                }
-                best
+                let ratio = |id: u32, service: u32| (now - arrival_s[id as usize]) / f64::from(service);
+                let first = classes.iter().filter_map(|(&service, ids)| Some((*ids.first()?, service)));
+                first
+                    .map(|(id, service)| (id, ratio(id, service)))
+                    .max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))
+                    .map(|(id, _)| id)
             }
         }
     }

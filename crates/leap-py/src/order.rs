@@ -1,5 +1,140 @@
+use crate::error::to_py;
+use leap::remaining::{Objective, Order, remaining_many};
+use leap::slots::select_by_remaining;
+use numpy::{AllowTypeChange, IntoPyArray, PyArray1, PyArrayLikeDyn};
+use pyo3::exceptions::{PyIndexError, PyKeyError};
 use pyo3::prelude::*;
 
-pub fn register(_m: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+/// One or many numbers, in f64 whatever they came in.
+fn numbers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
+    let array: PyArrayLikeDyn<'_, f64, AllowTypeChange> = value.extract()?;
+    let view = array.as_array();
+    if view.ndim() > 1 {
+        let text = format!("{name}: expected a number or one dimension, got {}", view.ndim());
+        return Err(to_py(leap::Error::Config(text)));
+    }
+    Ok(view.iter().copied().collect())
+}
+
+/// Counts of steps; read as f64 so that a negative one is seen and not wrapped.
+fn counts(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    let whole = |(i, x): (usize, f64)| {
+        let fits = x >= 0.0 && x <= f64::from(u32::MAX) && x.fract() == 0.0;
+        fits.then_some(x as u32).ok_or_else(|| {
+            to_py(leap::Error::Config(format!("{name}[{i}]: expected a whole number of at least 0, got {x}")))
+        })
+    };
+    numbers(name, value)?.into_iter().enumerate().map(whole).collect()
+}
+
+#[pyfunction]
+#[pyo3(signature = (score, noise, generated, cap, *, kind = "survival", objective = "ptl"))]
+fn remaining<'py>(
+    py: Python<'py>,
+    score: &Bound<'py, PyAny>,
+    noise: &Bound<'py, PyAny>,
+    generated: &Bound<'py, PyAny>,
+    cap: &Bound<'py, PyAny>,
+    kind: &str,
+    objective: &str,
+) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let order: Order = kind.parse().map_err(to_py)?;
+    let objective: Objective = objective.parse().map_err(to_py)?;
+    let (score, noise) = (numbers("score", score)?, numbers("noise", noise)?);
+    let (generated, cap) = (numbers("generated", generated)?, numbers("cap", cap)?);
+    let tokens = py.detach(|| remaining_many(order, objective, &score, &noise, &generated, &cap)).map_err(to_py)?;
+    Ok(tokens.into_pyarray(py))
+}
+
+#[pyfunction]
+#[pyo3(signature = (remaining, arrival_s, steps_waited, slots, *, aging_rate, wait_cap_steps))]
+fn select_slots<'py>(
+    py: Python<'py>,
+    remaining: &Bound<'py, PyAny>,
+    arrival_s: &Bound<'py, PyAny>,
+    steps_waited: &Bound<'py, PyAny>,
+    slots: usize,
+    aging_rate: f64,
+    wait_cap_steps: Option<u32>,
+) -> PyResult<Bound<'py, PyArray1<u32>>> {
+    let (remaining, arrival) = (numbers("remaining", remaining)?, numbers("arrival_s", arrival_s)?);
+    let waited = counts("steps_waited", steps_waited)?;
+    let chosen = py.detach(|| select_by_remaining(&remaining, &arrival, &waited, slots, aging_rate, wait_cap_steps));
+    Ok(chosen.map_err(to_py)?.into_pyarray(py))
+}
+
+#[pyclass(module = "leap_rs")]
+struct AgingQueue {
+    queue: leap::queue::AgingQueue,
+}
+
+#[pymethods]
+impl AgingQueue {
+    #[new]
+    #[pyo3(signature = (aging_rate, *, memory_weight = 0.0, wait_cap_s = None))]
+    fn new(aging_rate: f64, memory_weight: f64, wait_cap_s: Option<f64>) -> PyResult<Self> {
+        let queue = leap::queue::AgingQueue::new(aging_rate)
+            .and_then(|queue| queue.with_memory_weight(memory_weight))
+            .and_then(|queue| queue.with_wait_cap_s(wait_cap_s));
+        Ok(Self { queue: queue.map_err(to_py)? })
+    }
+
+    #[pyo3(signature = (id, remaining, arrival_s, *, memory_tokens = 1.0))]
+    fn push(&mut self, id: u64, remaining: f64, arrival_s: f64, memory_tokens: f64) -> PyResult<()> {
+        self.queue.push_with_memory(id, remaining, arrival_s, memory_tokens).map_err(to_py)
+    }
+
+    #[pyo3(signature = (now_s = None))]
+    fn pop(&mut self, now_s: Option<f64>) -> PyResult<u64> {
+        let first = match now_s {
+            Some(now) => self.queue.pop_at(now),
+            None => self.queue.pop(),
+        };
+        first.ok_or_else(|| PyIndexError::new_err("pop from an empty queue"))
+    }
+
+    #[pyo3(signature = (now_s = None))]
+    fn peek(&self, now_s: Option<f64>) -> PyResult<u64> {
+        let first = match now_s {
+            Some(now) => self.queue.peek_at(now),
+            None => self.queue.peek(),
+        };
+        first.ok_or_else(|| PyIndexError::new_err("peek into an empty queue"))
+    }
+
+    fn remove(&mut self, id: u64) -> PyResult<()> {
+        if self.queue.remove(id) { Ok(()) } else { Err(PyKeyError::new_err(id)) }
+    }
+
+    #[pyo3(signature = (id, remaining, *, memory_tokens = None))]
+    fn rekey(&mut self, id: u64, remaining: f64, memory_tokens: Option<f64>) -> PyResult<()> {
+        let known = match memory_tokens {
+            Some(memory) => self.queue.rekey_with_memory(id, remaining, memory),
+            None => self.queue.rekey(id, remaining),
+        };
+        if known.map_err(to_py)? { Ok(()) } else { Err(PyKeyError::new_err(id)) }
+    }
+
+    #[getter]
+    fn aging_rate(&self) -> f64 {
+        self.queue.aging_rate()
+    }
+
+    fn __len__(&self) -> usize {
+        self.queue.len()
+    }
+
+    fn __contains__(&self, id: &Bound<'_, PyAny>) -> bool {
+        id.extract().is_ok_and(|id: u64| self.queue.contains(id))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("AgingQueue(aging_rate={}, len={})", self.queue.aging_rate(), self.queue.len())
+    }
+}
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_function(wrap_pyfunction!(remaining, m)?)?;
+    m.add_function(wrap_pyfunction!(select_slots, m)?)?;
+    m.add_class::<AgingQueue>()
 }

@@ -1,7 +1,7 @@
 //! Binding of the replayer: columns in, one JSON text and plain arrays out.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use half::f16;
@@ -40,7 +40,6 @@ fn replay<'py>(
     let readouts = Readouts {
         state: state_readout.map(|path| online(path.as_ref())).transpose()?,
         prompt: prompt_readout.map(|path| online(path.as_ref())).transpose()?,
-        ..Readouts::default()
     };
     let (report, rows) = supervise(py, &trace, &readouts, &options, requests, progress)?;
     let text = serde_json::to_string(&report).map_err(|error| ConfigError::new_err(error.to_string()))?;
@@ -65,18 +64,18 @@ fn supervise(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<(Report, Vec<RequestRow>)> {
     let control = Control::default();
-    let done = AtomicBool::new(false);
     let mut interrupted = None;
+    let watcher = std::thread::current();
+    let watcher = &watcher;
     let result = py.detach(|| {
         std::thread::scope(|scope| {
-            let watcher = std::thread::current();
-            let worker = scope.spawn(|| {
-                let result = run(trace, readouts, options, requests, &control);
-                done.store(true, Ordering::Release);
+            let control = &control;
+            let worker = scope.spawn(move || {
+                let result = run(trace, readouts, options, requests, control);
                 watcher.unpark();
                 result
             });
-            while !done.load(Ordering::Acquire) {
+            while !worker.is_finished() {
                 std::thread::park_timeout(TICK);
                 let told = Python::attach(|py| {
                     py.check_signals()?;
@@ -176,7 +175,7 @@ fn trace_of(columns: &Bound<'_, PyDict>) -> PyResult<Trace> {
 /// One array a column, a row a finished request.
 fn table<'py>(py: Python<'py>, trace: &Trace, rows: &[RequestRow]) -> PyResult<Bound<'py, PyDict>> {
     let table = PyDict::new(py);
-    let mut put = |name: &str, array: Bound<'py, PyAny>| table.set_item(name, array);
+    let put = |name: &str, array: Bound<'py, PyAny>| table.set_item(name, array);
     put("request", rows.iter().map(|r| r.record.row).collect::<Vec<_>>().into_pyarray(py).into_any())?;
     put("policy", rows.iter().map(|r| r.policy as u16).collect::<Vec<_>>().into_pyarray(py).into_any())?;
     put("point", rows.iter().map(|r| r.point).collect::<Vec<_>>().into_pyarray(py).into_any())?;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Once;
 
-use ndarray::linalg::general_mat_mul;
+use ndarray::linalg::{general_mat_mul, general_mat_vec_mul};
 use ndarray::{Array2, ArrayView2, LinalgScalar, s};
 use ndarray_linalg::{Cholesky, FactorizeCInto, InverseCInto, Lapack, SolveC, UPLO};
 
@@ -64,6 +64,18 @@ pub(crate) fn limit_threads() {
     });
 }
 
+/// c += alpha a b for an `a` of few rows. A matrix product copies all of b into its own layout first, which for a
+/// single row costs more than the product; row by row it reads b where it lies.
+pub(crate) fn add_product<T: Real>(alpha: T, a: &ArrayView2<T>, b: &ArrayView2<T>, c: &mut ndarray::ArrayViewMut2<T>) {
+    let one = T::narrow(1.0);
+    if a.nrows() > 3 {
+        return general_mat_mul(alpha, a, b, one, c);
+    }
+    for (row, mut out) in a.rows().into_iter().zip(c.rows_mut()) {
+        general_mat_vec_mul(alpha, &b.t(), &row, one, &mut out);
+    }
+}
+
 /// A symmetric n x n matrix: square tiles of the lower triangle, row by row.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SymTiles<T> {
@@ -92,13 +104,18 @@ impl<T: Real> SymTiles<T> {
         out
     }
 
-    /// From the lower triangle of a dense matrix.
-    pub fn from_dense(dense: &ArrayView2<f64>) -> Self {
-        let mut out = Self::zeros(dense.nrows());
+    /// From the values at (row, column) of the lower triangle.
+    pub fn from_fn(n: usize, f: impl Fn(usize, usize) -> f64) -> Self {
+        let mut out = Self::zeros(n);
         out.each_tile(|i, j, tile| {
-            tile.zip_mut_with(&dense.slice(s![i, j]), |t, &v| *t = T::narrow(v));
+            tile.indexed_iter_mut().for_each(|((r, c), t)| *t = T::narrow(f(i.start + r, j.start + c)));
         });
         out
+    }
+
+    /// From the lower triangle of a dense matrix.
+    pub fn from_dense(dense: &ArrayView2<f64>) -> Self {
+        Self::from_fn(dense.nrows(), |i, j| dense[(i, j)])
     }
 
     pub fn to_dense(&self) -> Array2<T> {
@@ -146,7 +163,7 @@ impl<T: Real> SymTiles<T> {
     /// self += alpha other.
     pub fn add(&mut self, alpha: T, other: &Self) {
         for (a, b) in self.tiles.iter_mut().zip(&other.tiles) {
-            a.zip_mut_with(b, |a, &b| *a = *a + alpha * b);
+            a.zip_mut_with(b, |a, &b| *a += alpha * b);
         }
     }
 
@@ -159,9 +176,9 @@ impl<T: Real> SymTiles<T> {
             for (bj, tile) in (0..=bi).zip(&mut tiles) {
                 let (i, j) = (span(self.n, bi), span(self.n, bj));
                 let (ui, uj) = (u.slice(s![.., i.clone()]), u.slice(s![.., j.clone()]));
-                general_mat_mul(one, &ui, tile, one, &mut out.slice_mut(s![.., j]));
+                add_product(one, &ui, &tile.view(), &mut out.slice_mut(s![.., j]));
                 if bi != bj {
-                    general_mat_mul(one, &uj, &tile.t(), one, &mut out.slice_mut(s![.., i]));
+                    add_product(one, &uj, &tile.t(), &mut out.slice_mut(s![.., i]));
                 }
             }
         }
@@ -254,8 +271,11 @@ fn norm(x: &[f64]) -> f64 {
     x.iter().map(|v| v * v).sum::<f64>().sqrt()
 }
 
+/// Part of the message of an error that a larger penalty cures.
+pub(crate) const NOT_DEFINITE: &str = "is not positive definite";
+
 fn not_definite(what: &str) -> Error {
-    Error::Numeric(format!("{what}: the matrix is not positive definite; a larger lam makes it so"))
+    Error::Numeric(format!("{what}: the matrix {NOT_DEFINITE}; a larger lam makes it so"))
 }
 
 /// Refuses `got` where it differs from `expected` by more than `tolerance * scale`.

@@ -1,5 +1,6 @@
 //! How far true lengths fall from predicted ones, by level of the prediction, learned online: a deviation for each level
-//! of the score and the shape of the standardised residuals, both of which work from no data on.
+//! of the score, the shape of the standardised residuals, and, as labels come in, the lengths themselves that each
+//! level led to. All of it works from no data on.
 
 use crate::remaining::LengthDistribution;
 use crate::{Error, Result};
@@ -22,6 +23,10 @@ const SHAPE_WEIGHT: f64 = 64.0;
 const FORGETTING: f64 = 0.9995;
 /// Deviations below this (square-root scale) claim more than whole tokens can show.
 const SIGMA_FLOOR: f64 = 0.05;
+/// Geometric bins of length from 1 to M; behind them one for lengths of M itself, where many answers end.
+const LENGTHS: usize = 40;
+/// Labels of its level that the residuals' shape counts for against the lengths seen at that level.
+const LOCAL_WEIGHT: f64 = 16.0;
 /// Mass that always sits at the cap: an answer may run away whatever was predicted.
 const CAP_MASS: f64 = 1e-3;
 
@@ -38,9 +43,9 @@ static NORMAL: LazyLock<[f64; BINS]> = LazyLock::new(|| {
 
 /// Noise of a readout on the square-root scale: y = m + s(m) z with y = sqrt(L).
 ///
-/// s(m)^2 is the decayed mean of e^2 / (1 + leverage) in equal-width levels of m over [1, sqrt(M)], each shrunk to the
+/// s(m)^2 is the decayed mean of e^2 / (1 + leverage) in equal-width levels of m over `[1, sqrt(M)]`, each shrunk to the
 /// mean over all levels, which is itself shrunk to a wide prior of sqrt(M) / 4; between the centres of two levels it
-/// is interpolated. The shape of z is a histogram over [-4, 4] shrunk to the standard normal.
+/// is interpolated. The shape of z is a histogram over `[-4, 4]` shrunk to the standard normal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Stored")]
 pub struct Noise {
@@ -49,6 +54,7 @@ pub struct Noise {
     counts: [f64; LEVELS],
     squares: [f64; LEVELS],
     shape: [f64; BINS],
+    lengths: Vec<Vec<f64>>,
 }
 
 #[derive(Deserialize)]
@@ -58,14 +64,18 @@ struct Stored {
     counts: [f64; LEVELS],
     squares: [f64; LEVELS],
     shape: [f64; BINS],
+    lengths: Vec<Vec<f64>>,
 }
 
 impl TryFrom<Stored> for Noise {
     type Error = Error;
 
     fn try_from(stored: Stored) -> Result<Self> {
-        let Stored { max_tokens, forgetting, counts, squares, shape } = stored;
-        let sums = counts.iter().chain(&squares).chain(&shape);
+        let Stored { max_tokens, forgetting, counts, squares, shape, lengths } = stored;
+        if lengths.len() != LEVELS || lengths.iter().any(|level| level.len() != LENGTHS + 1) {
+            return Err(Error::Readout(format!("noise: lengths are not {LEVELS} levels of {} bins", LENGTHS + 1)));
+        }
+        let sums = counts.iter().chain(&squares).chain(&shape).chain(lengths.iter().flatten());
         if max_tokens == 0 || !(forgetting > 0.0 && forgetting <= 1.0) {
             return Err(Error::Readout(format!(
                 "noise: max_tokens {max_tokens} or forgetting {forgetting} out of range"
@@ -74,7 +84,7 @@ impl TryFrom<Stored> for Noise {
         if let Some(bad) = sums.copied().find(|sum| !(sum.is_finite() && *sum >= 0.0)) {
             return Err(Error::Readout(format!("noise: expected sums that are finite and not negative, got {bad}")));
         }
-        Ok(Self { max_tokens, forgetting, counts, squares, shape })
+        Ok(Self { max_tokens, forgetting, counts, squares, shape, lengths })
     }
 }
 
@@ -87,6 +97,7 @@ impl Noise {
             counts: [0.0; LEVELS],
             squares: [0.0; LEVELS],
             shape: [0.0; BINS],
+            lengths: vec![vec![0.0; LENGTHS + 1]; LEVELS],
         }
     }
 
@@ -108,6 +119,7 @@ impl Noise {
         let z = scaled / self.sigma(score);
         if self.forgetting < 1.0 {
             let sums = self.counts.iter_mut().chain(&mut self.squares).chain(&mut self.shape);
+            let sums = sums.chain(self.lengths.iter_mut().flatten());
             sums.for_each(|sum| *sum *= self.forgetting);
         }
         let level = (self.position(score) + 0.5).clamp(0.0, (LEVELS - 1) as f64) as usize;
@@ -115,6 +127,11 @@ impl Noise {
         self.squares[level] += scaled * scaled;
         let bin = ((z + Z_MAX) / Z_STEP).clamp(0.0, (BINS - 1) as f64) as usize;
         self.shape[bin] += 1.0;
+        let length = (score + residual).max(1.0).powi(2);
+        let longest = f64::from(self.max_tokens);
+        // Rounding of the square root must not move an answer that ended at M.
+        let bin = if length > longest - 0.5 { LENGTHS } else { (length.ln() / longest.ln() * LENGTHS as f64) as usize };
+        self.lengths[level][bin.min(LENGTHS)] += 1.0;
     }
 
     /// s(m): deviation of sqrt(L) around `score`, on the square-root scale. Positive and finite.
@@ -125,19 +142,26 @@ impl Noise {
         let global = (PRIOR_WEIGHT * prior + square) / (PRIOR_WEIGHT + total);
         let variance =
             |level: usize| (LEVEL_WEIGHT * global + self.squares[level]) / (LEVEL_WEIGHT + self.counts[level]);
-        let at = self.position(score).clamp(0.0, (LEVELS - 1) as f64);
-        let left = (at as usize).min(LEVELS - 2);
-        let share = at - left as f64;
+        let (left, share) = self.between(score);
         ((1.0 - share) * variance(left) + share * variance(left + 1)).sqrt().max(SIGMA_FLOOR)
     }
 
-    /// Distribution of the length of a request with this `score` that stops at `cap` tokens: lengths (m + s z)^2 over
-    /// the histogram of z, clipped to [1, cap], with what lies above the cap at the cap, and never less than a
-    /// thousandth of the mass there.
+    /// Distribution of the length of a request with this `score` that stops at `cap` tokens, a mixture: lengths
+    /// (m + s z)^2 over the histogram of z, and the lengths that scores of this level led to, which weigh in with their
+    /// number. Clipped to `[1, cap]`, what lies above the cap is at the cap, and never less than a thousandth of the mass.
     pub fn distribution(&self, score: f64, cap: u32) -> LengthDistribution {
         let total = SHAPE_WEIGHT + self.shape.iter().sum::<f64>();
-        let masses = std::array::from_fn(|i| (SHAPE_WEIGHT * NORMAL[i] + self.shape[i]) / total);
-        on_grid(score, self.sigma(score), cap, &masses)
+        let masses: [f64; BINS] = std::array::from_fn(|i| (SHAPE_WEIGHT * NORMAL[i] + self.shape[i]) / total);
+        let (left, share) = self.between(score);
+        let seen = |bin: usize| (1.0 - share) * self.lengths[left][bin] + share * self.lengths[left + 1][bin];
+        let labels: f64 = (0..=LENGTHS).map(seen).sum();
+        let unit = 1.0 / (LOCAL_WEIGHT + labels);
+        let step = f64::from(self.max_tokens).ln() / LENGTHS as f64;
+        let local = (0..=LENGTHS).filter(|&bin| seen(bin) > 0.0).map(|bin| {
+            let length = ((bin as f64 + if bin < LENGTHS { 0.5 } else { 0.0 }) * step).exp();
+            (length, seen(bin) * unit)
+        });
+        on_grid(score, self.sigma(score), cap, &masses, LOCAL_WEIGHT * unit, local)
     }
 
     /// Labels seen, each with what forgetting left of its weight.
@@ -148,6 +172,13 @@ impl Noise {
     /// The output budget M.
     pub fn max_tokens(&self) -> u32 {
         self.max_tokens
+    }
+
+    /// The two levels about `score`, the left one and the share of the right one.
+    fn between(&self, score: f64) -> (usize, f64) {
+        let at = self.position(score).clamp(0.0, (LEVELS - 1) as f64);
+        let left = (at as usize).min(LEVELS - 2);
+        (left, at - left as f64)
     }
 
     /// Where `score` lies among the centres of the levels: 0 at the first centre, 1 at the second.
@@ -162,32 +193,54 @@ impl Noise {
 
 impl LengthDistribution {
     /// Length of a request where sqrt(L) is normal with mean `m` and deviation `s` (square-root scale), on 32 points over
-    /// +-4 s, clipped to [1, cap] as [`Noise::distribution`] is.
+    /// +-4 s, clipped to `[1, cap]` as [`Noise::distribution`] is.
     pub fn normal(m: f64, s: f64, cap: u32) -> Self {
-        on_grid(m, s, cap, &NORMAL)
+        on_grid(m, s, cap, &NORMAL, 1.0, std::iter::empty())
     }
 }
 
 /// Lengths at the centres of the z grid. The grid is scaled so that z has a mean square of exactly 1: the deviation comes
 /// from s alone, and a histogram filled while s was still wide cannot narrow it twice.
-fn on_grid(m: f64, s: f64, cap: u32, masses: &[f64; BINS]) -> LengthDistribution {
+fn on_grid(
+    m: f64,
+    s: f64,
+    cap: u32,
+    masses: &[f64; BINS],
+    weight: f64,
+    local: impl Iterator<Item = (f64, f64)>,
+) -> LengthDistribution {
     let cap = f64::from(cap.max(1));
     let centre = |i: usize| -Z_MAX + (i as f64 + 0.5) * Z_STEP;
     let square: f64 = masses.iter().enumerate().map(|(i, mass)| mass * centre(i) * centre(i)).sum();
     let step = s / square.sqrt();
-    let mut lengths: Vec<f64> = Vec::with_capacity(BINS + 1);
-    let mut weights: Vec<f64> = Vec::with_capacity(BINS + 1);
-    let mut add = |length: f64, mass: f64| match weights.last_mut() {
-        Some(last) if lengths.last().is_some_and(|&before| length <= before) => *last += mass,
-        _ => {
-            lengths.push(length);
-            weights.push(mass);
+    let mut lengths: Vec<f64> = Vec::with_capacity(BINS + LENGTHS + 2);
+    let mut weights: Vec<f64> = Vec::with_capacity(BINS + LENGTHS + 2);
+    let mut add = |(length, mass): (f64, f64)| {
+        let length = length.min(cap);
+        match weights.last_mut() {
+            Some(last) if lengths.last().is_some_and(|&before| length <= before) => *last += mass * (1.0 - CAP_MASS),
+            _ => {
+                lengths.push(length);
+                weights.push(mass * (1.0 - CAP_MASS));
+            }
         }
     };
+    // Both parts ascend, so that one pass merges them.
+    let mut local = local.peekable();
     for (i, &mass) in masses.iter().enumerate() {
         let root = (m + step * centre(i)).max(1.0);
-        add((root * root).min(cap), mass * (1.0 - CAP_MASS));
+        while let Some(seen) = local.next_if(|seen| seen.0 <= root * root) {
+            add(seen);
+        }
+        add((root * root, mass * weight));
     }
-    add(cap, CAP_MASS);
+    local.for_each(&mut add);
+    match (lengths.last(), weights.last_mut()) {
+        (Some(&last), Some(mass)) if last >= cap => *mass += CAP_MASS,
+        _ => {
+            lengths.push(cap);
+            weights.push(CAP_MASS);
+        }
+    }
     LengthDistribution { lengths, weights }
 }

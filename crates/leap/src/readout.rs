@@ -273,7 +273,9 @@ impl Readout {
         if !sum.is_finite() {
             return Err(match row.first_non_finite() {
                 Some(column) => row.non_finite(index, column),
-                None => Error::Readout(format!("row {index}: the features are finite but their weighted sum overflows")),
+                None => {
+                    Error::Readout(format!("row {index}: the features are finite but their weighted sum overflows"))
+                }
             });
         }
         let m = f64::from(self.parts.max_tokens);
@@ -287,8 +289,8 @@ impl Readout {
         let mut sum = f64::from(p.bias);
         for (((&x, &mean), &scale), &weight) in x.iter().zip(&p.mean).zip(&p.scale).zip(&p.weight) {
             let u = ((x - f64::from(mean)) / f64::from(scale)).clamp(-limit, limit);
-            // x - x is NaN exactly where x is NaN or infinite, which the clip would hide.
-            sum += u * f64::from(weight) + (x - x);
+            // x * 0 is NaN exactly where x is NaN or infinite, which the clip would hide.
+            sum += u * f64::from(weight) + x * 0.0;
         }
         sum
     }

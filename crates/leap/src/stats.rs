@@ -22,7 +22,7 @@ pub fn spearman(x: &[f64], y: &[f64]) -> Option<f64> {
     if sxx == 0.0 || syy == 0.0 {
         return None;
     }
-    Some((sxy / (sxx.sqrt() * syy.sqrt())).clamp(-1.0, 1.0))
+    Some((sxy / (sxx * syy).sqrt()).clamp(-1.0, 1.0))
 }
 
 /// Kendall's tau-b in O(n log n) (Knight, "A computer method for calculating Kendall's tau with ungrouped data", 1966).
@@ -44,7 +44,7 @@ pub fn kendall_tau_b(x: &[f64], y: &[f64]) -> Option<f64> {
         return None;
     }
     let agreement = (all + tied_both) as i128 - (tied_x + tied_y) as i128 - 2 * discordant as i128;
-    let scale = ((all - tied_x) as f64).sqrt() * ((all - tied_y) as f64).sqrt();
+    let scale = ((all - tied_x) as f64 * (all - tied_y) as f64).sqrt();
     Some((agreement as f64 / scale).clamp(-1.0, 1.0))
 }
 

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 /// ln(remaining) + memory_weight * ln(memory_tokens) + aging_rate * arrival_s: smaller goes first.
 ///
 /// `remaining` in tokens (or 1 / Gittins index), `aging_rate` per second, `memory_tokens` the KV cache that the request
-/// will hold on average (prompt + a + E[remaining] / 2), counted from 1 up and left out where its weight is 0. This
+/// will hold on average (`prompt + a + E[remaining] / 2`), counted from 1 up and left out where its weight is 0. This
 /// is the exponential aging S * gamma^(waited / tau) with aging_rate = -ln(gamma) / tau, written so that the time which
 /// all requests share drops out.
 pub fn static_key(remaining: f64, aging_rate: f64, arrival_s: f64, memory_weight: f64, memory_tokens: f64) -> f64 {

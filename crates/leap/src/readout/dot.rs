@@ -36,10 +36,9 @@ fn lanes<T: Copy>(x: &[T], w: &[f32], load: impl Fn(T) -> f32) -> f64 {
             acc[lane] += load(x[lane]) * w[lane];
         }
     }
-    for ((acc, &x), &w) in acc.iter_mut().zip(x_rest).zip(w_rest) {
-        *acc += load(x) * w;
-    }
-    acc.iter().map(|&v| f64::from(v)).sum()
+    // Apart from the lanes, which a loop of unknown length would force out of registers.
+    let rest: f64 = x_rest.iter().zip(w_rest).map(|(&x, &w)| f64::from(load(x)) * f64::from(w)).sum();
+    acc.iter().map(|&v| f64::from(v)).sum::<f64>() + rest
 }
 
 fn halves(x: &[f16], w: &[f32]) -> f64 {
@@ -63,8 +62,6 @@ fn doubles(x: &[f64], w: &[f32]) -> f64 {
             acc[lane] += x[lane] * f64::from(w[lane]);
         }
     }
-    for ((acc, &x), &w) in acc.iter_mut().zip(x_rest).zip(w_rest) {
-        *acc += x * f64::from(w);
-    }
-    acc.iter().sum()
+    let rest: f64 = x_rest.iter().zip(w_rest).map(|(&x, &w)| x * f64::from(w)).sum();
+    acc.iter().sum::<f64>() + rest
 }

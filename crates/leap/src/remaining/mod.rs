@@ -3,8 +3,10 @@
 //! distribution of its length.
 
 mod gittins;
+mod many;
 
 pub use gittins::{GittinsTable, LEVELS, LengthDistribution, gittins_at, level_index, next_level};
+pub use many::remaining_many;
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -41,7 +43,7 @@ impl FromStr for Order {
             "countdown" => Ok(Self::Countdown),
             "survival" => Ok(Self::Survival),
             "gittins" => Ok(Self::Gittins),
-            _ => Err(Error::Config(format!("order: expected countdown, survival or gittins, got {text:?}"))),
+            _ => Err(Error::Config(format!("expected countdown, survival or gittins as the order, got {text:?}"))),
         }
     }
 }
@@ -53,7 +55,7 @@ impl FromStr for Objective {
         match text {
             "ptl" => Ok(Self::Ptl),
             "e2el" => Ok(Self::E2el),
-            _ => Err(Error::Config(format!("objective: expected ptl or e2el, got {text:?}"))),
+            _ => Err(Error::Config(format!("expected ptl or e2el as the objective, got {text:?}"))),
         }
     }
 }

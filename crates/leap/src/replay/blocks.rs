@@ -146,7 +146,11 @@ impl BlockPool {
         if self.references[b] == 0 {
             self.next[b] = NIL;
             self.prev[b] = self.tail;
-            if self.tail == NIL { self.head = held.block } else { self.next[self.tail as usize] = held.block }
+            if self.tail == NIL {
+                self.head = held.block
+            } else {
+                self.next[self.tail as usize] = held.block
+            }
             self.tail = held.block;
             self.free += 1;
         }
@@ -154,8 +158,16 @@ impl BlockPool {
 
     fn unlink(&mut self, block: u32) {
         let (prev, next) = (self.prev[block as usize], self.next[block as usize]);
-        if prev == NIL { self.head = next } else { self.next[prev as usize] = next }
-        if next == NIL { self.tail = prev } else { self.prev[next as usize] = prev }
+        if prev == NIL {
+            self.head = next
+        } else {
+            self.next[prev as usize] = next
+        }
+        if next == NIL {
+            self.tail = prev
+        } else {
+            self.prev[next as usize] = prev
+        }
         self.free -= 1;
     }
 }

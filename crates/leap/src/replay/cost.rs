@@ -9,8 +9,10 @@ use crate::{Error, Result};
 /// Step-time model of one engine. For a step that decodes `B` sequences which read `K` KV tokens, and prefills `P`
 /// tokens with `Q` = sum over chunks of chunk * (cached before + chunk / 2):
 ///
-/// `t = step_s + per_decode_seq_s B + (per_kv_token_s + [P > 0] per_kv_token_with_prefill_s) K
-///    + per_token_over_free_s max(0, B + P - free_tokens) + per_prefill_pair_s Q`
+/// ```text
+/// t = step_s + per_decode_seq_s B + (per_kv_token_s + [P > 0] per_kv_token_with_prefill_s) K
+///   + per_token_over_free_s max(0, B + P - free_tokens) + per_prefill_pair_s Q
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostModel {
@@ -77,11 +79,8 @@ impl CostModel {
 
     /// Seconds of one step.
     pub fn step(&self, work: &Work) -> f64 {
-        let kv = if work.prefill > 0 {
-            self.per_kv_token_s + self.per_kv_token_with_prefill_s
-        } else {
-            self.per_kv_token_s
-        };
+        let kv =
+            if work.prefill > 0 { self.per_kv_token_s + self.per_kv_token_with_prefill_s } else { self.per_kv_token_s };
         let tokens = f64::from(work.decode) + f64::from(work.prefill);
         self.step_s
             + self.per_decode_seq_s * f64::from(work.decode)

@@ -101,7 +101,7 @@ impl DecodeSet {
     /// How many steps after the last one, at most `limit`, can have their blocks when `free` are free.
     pub fn steps_with_blocks(&self, free: u32, limit: u64) -> u64 {
         let size = self.buckets.len() as u64;
-        let rounds = if self.len == 0 { limit } else { u64::from(free / self.len) };
+        let rounds = free.checked_div(self.len).map_or(limit, u64::from);
         if rounds * size >= limit {
             return limit;
         }

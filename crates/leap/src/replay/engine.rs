@@ -2,144 +2,20 @@
 //! behind it are taken in one go, up to the first moment at which anything could be decided otherwise.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use serde::{Deserialize, Serialize};
+use std::sync::atomic::Ordering;
 
 use super::blocks::{BlockPool, Held};
-use super::cost::{CostModel, Ramp, Work};
+use super::config::EngineConfig;
+use super::cost::{Ramp, Work};
 use super::decode::DecodeSet;
-use super::gaps::Gaps;
 use super::input::RunInput;
+use super::options::Options;
+use super::outcome::{Control, Outcome, Record};
 use super::policy::{PolicySpec, Rule};
 use super::ranker::{Ranker, Readouts};
 use super::trace::Trace;
 use super::waiting::Waiting;
 use crate::{Error, Result};
-
-/// An engine's limits, as vLLM names them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct EngineConfig {
-    /// Step-time model.
-    pub cost: CostModel,
-    /// Usable KV cache in tokens, without the null block.
-    pub kv_tokens: u32,
-    /// Tokens a KV block.
-    pub block_size: u32,
-    /// Most residents.
-    pub max_num_seqs: u32,
-    /// Token budget of a step.
-    pub max_num_batched_tokens: u32,
-    /// Compose a step while the one before it runs: a newcomer waits one step more, a finished seat is empty for one.
-    pub async_scheduling: bool,
-    /// Prefill a prompt in pieces that fit the token budget.
-    pub enable_chunked_prefill: bool,
-    /// Keep freed blocks findable by the prefix that they hold.
-    pub enable_prefix_caching: bool,
-    /// Sequences that decode in a step; absent means every resident.
-    pub decode_slots: Option<u32>,
-    /// Admit a request only if its whole sequence fits now, not just its first chunk.
-    pub reserve_full_prompt: bool,
-    /// Share of the blocks that an admission must leave free.
-    pub watermark: f64,
-}
-
-impl EngineConfig {
-    /// Whole usable blocks.
-    pub fn usable_blocks(&self) -> u32 {
-        self.kv_tokens / self.block_size.max(1)
-    }
-
-    /// Sequences that may decode in a step.
-    pub fn slots(&self) -> u32 {
-        self.decode_slots.unwrap_or(self.max_num_seqs).min(self.max_num_seqs)
-    }
-
-    /// Refuses limits with which nothing could run.
-    ///
-    /// # Errors
-    /// [`Error::Config`] names the option.
-    pub fn check(&self) -> Result<()> {
-        self.cost.check()?;
-        let refuse = |text: String| Err(Error::Config(text));
-        for (option, value) in [
-            ("block_size", self.block_size),
-            ("max_num_seqs", self.max_num_seqs),
-            ("max_num_batched_tokens", self.max_num_batched_tokens),
-            ("decode_slots", self.decode_slots.unwrap_or(1)),
-        ] {
-            if value == 0 {
-                return refuse(format!("{option} must be at least 1"));
-            }
-        }
-        if self.usable_blocks() == 0 {
-            return refuse(format!("kv_tokens {} is less than a block of {} tokens", self.kv_tokens, self.block_size));
-        }
-        if self.slots() > self.max_num_batched_tokens {
-            return refuse(format!(
-                "max_num_batched_tokens {} is less than the {} sequences that may decode in a step",
-                self.max_num_batched_tokens,
-                self.slots()
-            ));
-        }
-        if !(0.0..1.0).contains(&self.watermark) {
-            return refuse(format!("watermark must be at least 0 and below 1, got {}", self.watermark));
-        }
-        Ok(())
-    }
-}
-
-/// How a caller watches and stops running simulations.
-#[derive(Debug, Default)]
-pub struct Control {
-    /// Set to stop every simulation soon.
-    pub cancel: AtomicBool,
-    /// Requests finished so far, over all simulations.
-    pub finished: AtomicU64,
-    /// Requests that all simulations together will finish; 0 until known.
-    pub total: AtomicU64,
-}
-
-/// One finished request.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Record {
-    /// Row of the trace.
-    pub row: u32,
-    /// Times it lost its KV cache.
-    pub preemptions: u32,
-    /// Planned arrival in seconds.
-    pub arrival_s: f64,
-    /// End of the step with the first token, in seconds.
-    pub first_token_s: f64,
-    /// End of the step with the last token, in seconds.
-    pub finish_s: f64,
-    /// Predicted tokens before and after prefill; NaN where nothing was predicted.
-    pub predicted: [f32; 2],
-}
-
-/// What one simulation shows.
-#[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// The requests in order of arrival.
-    pub records: Vec<Record>,
-    /// Inter-token latencies, pooled.
-    pub gaps: Gaps,
-    /// Engine steps.
-    pub steps: u64,
-    /// Steps after whose composition somebody still waited.
-    pub steps_with_queue: u64,
-    /// Steps in which the next request found a seat but no KV blocks.
-    pub steps_blocked_by_memory: u64,
-    /// Times that a resident lost its KV cache, for want of blocks or to the evict lever.
-    pub preemptions: u64,
-    /// Times that a cap on waiting put somebody before one with a better key, in the queue or the slots.
-    pub wait_cap_promotions: u64,
-    /// Prompt tokens taken from the prefix cache.
-    pub cached_tokens: u64,
-    /// Seconds in the waiting queue, over all requests.
-    pub waited_s: f64,
-}
 
 /// Simulates one policy once.
 ///
@@ -152,7 +28,7 @@ pub fn simulate(
     config: &EngineConfig,
     spec: &PolicySpec,
     readouts: &Readouts,
-    options: &super::run::Options,
+    options: &Options,
     control: &Control,
 ) -> Result<Outcome> {
     let ranker = Ranker::new(spec, trace, input, readouts, options.output_budget(trace, readouts))?;
@@ -242,7 +118,7 @@ impl<'a> Engine<'a> {
         config: &'a EngineConfig,
         spec: &'a PolicySpec,
         ranker: Ranker<'a>,
-        options: &super::run::Options,
+        options: &Options,
         control: &'a Control,
     ) -> Self {
         let request = |&row: &u32| Request {

@@ -1,12 +1,12 @@
 //! What one simulated run is fed: which row of the trace arrives when. The first run of a trace replays it as it was
 //! recorded; each further seed deals the requests anew over the same arrival times, or draws arrivals of its own.
 
-use rand::seq::SliceRandom;
 use rand::SeedableRng;
+use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Gamma};
 
-use super::engine::EngineConfig;
+use super::config::EngineConfig;
 use super::trace::Trace;
 use crate::{Error, Result};
 
@@ -39,34 +39,43 @@ pub struct RunInput {
 }
 
 impl RunInput {
-    /// Run number `index` (0 is the first) of the trace's `rows` (ascending).
-    pub fn new(trace: &Trace, rows: &[u32], arrivals: Arrivals, seed: u64, index: u64) -> Result<Self> {
+    /// Run number `index` (0 is the first) of `count` requests: the trace's `rows` (ascending), and where they are
+    /// fewer, the same rows over again behind them, dealt anew.
+    pub fn new(trace: &Trace, rows: &[u32], count: usize, arrivals: Arrivals, seed: u64, index: u64) -> Result<Self> {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(index);
-        let mut rows = rows.to_vec();
-        let arrival_s = match arrivals {
+        let round = rows.len().max(1);
+        let arrival_s: Vec<f64> = match arrivals {
             Arrivals::Recorded { speed } => {
-                let start = rows.first().map_or(0.0, |&row| trace.arrival_s[row as usize]);
-                rows.iter().map(|&row| (trace.arrival_s[row as usize] - start) / speed).collect()
+                let (start, span) = span(trace, rows);
+                // A pass starts one mean gap after the last arrival of the pass before it.
+                let pass = span + span / (round.max(2) - 1) as f64;
+                let at = |i: usize| trace.arrival_s[rows[i % round] as usize] - start + pass * (i / round) as f64;
+                (0..count).map(|i| at(i) / speed).collect()
             }
-            Arrivals::Drawn { request_rate, .. } if request_rate.is_infinite() => vec![0.0; rows.len()],
+            Arrivals::Drawn { request_rate, .. } if request_rate.is_infinite() => vec![0.0; count],
             Arrivals::Drawn { request_rate, burstiness } => {
                 let gaps = Gamma::new(burstiness, 1.0 / (request_rate * burstiness))
                     .map_err(|error| Error::Config(format!("--request-rate and --burstiness: {error}")))?;
                 let mut at = 0.0;
-                rows.iter()
+                (0..count)
                     .map(|_| {
-                        let now = at;
-                        at += gaps.sample(&mut random);
-                        now
+                        let next = at + gaps.sample(&mut random);
+                        std::mem::replace(&mut at, next)
                     })
                     .collect()
             }
         };
-        if index > 0 {
-            rows.shuffle(&mut random);
+        let mut dealt = Vec::with_capacity(count.next_multiple_of(round));
+        while dealt.len() < count {
+            let pass = dealt.len();
+            dealt.extend_from_slice(rows);
+            if index > 0 || pass > 0 {
+                dealt[pass..].shuffle(&mut random);
+            }
         }
-        Ok(Self { round: rows.len().max(1), rows, arrival_s })
+        dealt.truncate(count);
+        Ok(Self { round, rows: dealt, arrival_s })
     }
 
     /// Everything at once, the whole list `copies` times over: the load that saturates an engine.
@@ -84,6 +93,17 @@ impl RunInput {
     /// Whether there is no request.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
+    }
+}
+
+/// First arrival of some rows of a trace, and seconds from it to their last.
+pub(super) fn span(trace: &Trace, rows: &[u32]) -> (f64, f64) {
+    match rows {
+        [first, .., last] => {
+            let start = trace.arrival_s[*first as usize];
+            (start, trace.arrival_s[*last as usize] - start)
+        }
+        _ => (0.0, 0.0),
     }
 }
 

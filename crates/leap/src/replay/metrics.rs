@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::config::EngineConfig;
 use super::cost::CostModel;
-use super::engine::{EngineConfig, Outcome, Record};
+use super::outcome::{Outcome, Record};
 use super::policy::{PolicySpec, Rule};
 use super::trace::Trace;
 use crate::stats;
@@ -111,10 +112,11 @@ pub struct RunMetrics {
 
 /// Longest outputs of the quartiles of a trace; fewer than four where lengths are equal.
 pub fn quartiles(trace: &Trace, rows: &[u32]) -> Vec<u32> {
-    let mut lengths: Vec<f64> = rows.iter().map(|&row| f64::from(trace.output_tokens[row as usize])).collect();
-    lengths.sort_by(f64::total_cmp);
+    let mut lengths: Vec<u32> = rows.iter().map(|&row| trace.output_tokens[row as usize]).collect();
+    lengths.sort_unstable();
+    // Lengths that occur, so that no quartile is empty.
     let mut bounds: Vec<u32> =
-        [25.0, 50.0, 75.0, 100.0].iter().filter_map(|&p| stats::percentile(&lengths, p)).map(|l| l as u32).collect();
+        (1..=4).filter_map(|q| lengths.get((q * lengths.len()).div_ceil(4).checked_sub(1)?).copied()).collect();
     bounds.dedup();
     bounds
 }

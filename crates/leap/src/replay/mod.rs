@@ -6,6 +6,7 @@
 
 mod blocks;
 mod compose;
+mod config;
 mod cost;
 mod decode;
 mod engine;
@@ -14,21 +15,28 @@ mod gaps;
 mod input;
 mod memory;
 mod metrics;
+mod options;
+mod outcome;
+mod plan;
 mod policy;
 mod ranker;
 mod report;
 mod run;
+mod setting;
 mod trace;
 mod waiting;
 
 pub use blocks::BlockPool;
+pub use config::EngineConfig;
 pub use cost::CostModel;
-pub use engine::{Control, EngineConfig, Outcome, Record, simulate};
+pub use engine::simulate;
 pub use engines::{EnginePreset, engine_presets};
 pub use input::{Arrivals, RunInput, left_out};
 pub use metrics::{Goodput, RunMetrics, Summary};
+pub use options::{Options, Point};
+pub use outcome::{Control, Outcome, Record};
 pub use policy::{Levers, PolicySpec, Rule};
 pub use ranker::Readouts;
 pub use report::{Estimate, Report};
-pub use run::{Options, Point, RequestRow, run};
+pub use run::{RequestRow, run};
 pub use trace::{Features, Finish, Trace};

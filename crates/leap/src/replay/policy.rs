@@ -140,12 +140,14 @@ impl PolicySpec {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<()> {
-        let wrong = |wanted: &str| {
-            Error::Config(format!("policy {}: {key}={value} is not {wanted}", self.name))
-        };
+        let wrong = |wanted: &str| Error::Config(format!("policy {}: {key}={value} is not {wanted}", self.name));
         let number = |low: f64, high: f64| {
             let wanted = || {
-                if high.is_finite() { format!("a number from {low} to {high}") } else { format!("a number from {low} on") }
+                if high.is_finite() {
+                    format!("a number from {low} to {high}")
+                } else {
+                    format!("a number from {low} on")
+                }
             };
             value
                 .parse::<f64>()
@@ -261,9 +263,9 @@ impl FromStr for PolicySpec {
         };
         let mut spec = Self { name: text.to_owned(), ..Self::of(rule) };
         for option in options.into_iter().flat_map(|options| options.split(',')) {
-            let (key, value) = option.split_once('=').ok_or_else(|| {
-                Error::Config(format!("policy {text}: expected key=value, got {option:?}"))
-            })?;
+            let (key, value) = option
+                .split_once('=')
+                .ok_or_else(|| Error::Config(format!("policy {text}: expected key=value, got {option:?}")))?;
             spec.set(key, value)?;
         }
         Ok(spec)
@@ -276,7 +278,8 @@ mod tests {
 
     #[test]
     fn defaults_and_options_of_a_specification() {
-        let spec: PolicySpec = "leap:levers=queue+evict,order=survival,objective=e2el,rls=off,aging_rate=0".parse().unwrap();
+        let spec: PolicySpec =
+            "leap:levers=queue+evict,order=survival,objective=e2el,rls=off,aging_rate=0".parse().unwrap();
         assert_eq!(spec.levers, Levers { queue: true, slots: false, evict: true });
         assert_eq!((spec.order, spec.objective, spec.rls), (Order::Survival, Objective::E2el, false));
         assert_eq!(spec.clone().aged(0.3).aging_rate, 0.0);

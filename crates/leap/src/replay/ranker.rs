@@ -8,7 +8,7 @@ use super::trace::{Finish, Trace};
 use crate::online::{Label, OnlineReadout};
 use crate::prompt::length_features;
 use crate::queue::static_key;
-use crate::remaining::{GittinsTable, Order, countdown, next_level, survival};
+use crate::remaining::{GittinsTable, LengthDistribution, Order, countdown, next_level, survival};
 use crate::rows::Row;
 use crate::{Error, Result};
 
@@ -22,8 +22,6 @@ pub struct Readouts {
     pub prompt: Option<OnlineReadout>,
     /// After it.
     pub state: Option<OnlineReadout>,
-    /// Whether the state readout was fitted before; `leap-frozen` makes sense only then.
-    pub state_is_fitted: bool,
 }
 
 /// What is known of one request.
@@ -31,6 +29,8 @@ pub struct Readouts {
 struct Known {
     /// Predicted length on the scale of square roots of tokens.
     score: f32,
+    /// Standard deviation of the true one around it.
+    sigma: f32,
     table: Option<Box<GittinsTable>>,
 }
 
@@ -45,6 +45,8 @@ pub struct Ranker<'a> {
     scores_are_lengths: bool,
     max_tokens: u32,
     known: Vec<Known>,
+    /// Where rows come again: the request that each row was first, by row.
+    first: Vec<u32>,
     finished: u64,
     finished_tokens: u64,
     /// Predicted tokens by the prompt readout (or another predictor's score) and by the state readout; NaN where
@@ -67,8 +69,16 @@ impl<'a> Ranker<'a> {
                 .ok_or_else(|| Error::Config(format!("policy {spec}: the trace has no column score_{name}")))?;
         }
         let reads = spec.has_readout();
-        let state = if reads && trace.features.is_some() { readouts.state.clone() } else { None };
-        let prompt = if spec.rule == Rule::Leap { readouts.prompt.clone() } else { None };
+        let batched = |readout: &OnlineReadout| readout.clone().with_batch(spec.batch);
+        let state = readouts.state.as_ref().filter(|_| reads && trace.features.is_some()).map(batched);
+        let prompt = readouts.prompt.as_ref().filter(|_| spec.rule == Rule::Leap).map(batched);
+        let mut first = Vec::new();
+        if reads && input.len() > input.round {
+            first = vec![0; trace.len()];
+            for (id, &row) in input.rows.iter().enumerate().take(input.round) {
+                first[row as usize] = id as u32;
+            }
+        }
         let unknown = |there: bool| if there { vec![f32::NAN; input.len()] } else { Vec::new() };
         Ok(Self {
             predicted: [unknown(prompt.is_some() || !scores.is_empty()), unknown(state.is_some())],
@@ -78,6 +88,7 @@ impl<'a> Ranker<'a> {
             scores,
             max_tokens,
             known: if reads { vec![Known::default(); input.len()] } else { Vec::new() },
+            first,
             finished: 0,
             finished_tokens: 0,
             spec,
@@ -94,6 +105,25 @@ impl<'a> Ranker<'a> {
         self.trace.max_tokens.as_ref().map_or(self.max_tokens, |limits| limits[row].min(self.max_tokens)).max(1)
     }
 
+    /// The request that had the same row before `id`, if one did. What was predicted of it then holds again: by now
+    /// the readouts may have learnt its length.
+    fn earlier(&self, id: u32) -> Option<usize> {
+        (id as usize >= self.input.round).then(|| self.first.get(self.row(id)).map(|&id| id as usize)).flatten()
+    }
+
+    /// Takes over what a readout (0 before, 1 after prefill) predicted of an earlier request with the same row.
+    fn recall(&mut self, readout: usize, id: u32, earlier: usize) -> bool {
+        let tokens = self.predicted[readout].get(earlier).copied().unwrap_or(f32::NAN);
+        let score = if tokens.is_nan() { self.running_mean() } else { tokens.sqrt() };
+        if let Some(predicted) = self.predicted[readout].get_mut(id as usize) {
+            *predicted = tokens;
+        }
+        if readout == 0 || !tokens.is_nan() {
+            self.learn_of(readout, id, score);
+        }
+        !tokens.is_nan()
+    }
+
     /// Whether a request is ordered by nothing until a delay has passed after its arrival.
     pub fn is_delayed(&self) -> bool {
         !self.scores.is_empty() && self.spec.delay_s > 0.0
@@ -105,10 +135,14 @@ impl<'a> Ranker<'a> {
         if !self.scores.is_empty() && !self.is_delayed() {
             self.scored(id);
         }
+        if let Some(earlier) = self.earlier(id) {
+            self.recall(0, id, earlier);
+            return Ok(());
+        }
         let Some(prompt) = self.prompt.as_mut() else {
             if !self.known.is_empty() {
                 let score = self.running_mean();
-                self.learn_of(id, row, score);
+                self.learn_of(0, id, score);
             }
             return Ok(());
         };
@@ -120,7 +154,7 @@ impl<'a> Ranker<'a> {
         if estimate.known {
             self.predicted[0][id as usize] = estimate.score * estimate.score;
         }
-        self.learn_of(id, row, estimate.score);
+        self.learn_of(0, id, estimate.score);
         Ok(())
     }
 
@@ -132,35 +166,39 @@ impl<'a> Ranker<'a> {
     /// A request's prefill has ended: its hidden state is there. Says whether it changed what is known.
     pub fn prefilled(&mut self, id: u32) -> Result<bool> {
         let row = self.row(id);
-        let (Some(state), Some(features)) = (self.state.as_mut(), self.trace.features.as_ref()) else {
+        let (true, Some(features)) = (self.state.is_some(), self.trace.features.as_ref()) else {
             return Ok(false);
         };
         if !self.predicted[1][id as usize].is_nan() {
             return Ok(false);
         }
+        if let Some(earlier) = self.earlier(id) {
+            return Ok(self.recall(1, id, earlier));
+        }
+        let Some(state) = self.state.as_mut() else { return Ok(false) };
         let estimate = state.estimate(features.row(row)).map_err(|error| in_row("features", row, error))?;
         if !estimate.known {
             return Ok(false);
         }
         self.predicted[1][id as usize] = estimate.score * estimate.score;
-        self.learn_of(id, row, estimate.score);
+        self.learn_of(1, id, estimate.score);
         Ok(true)
     }
 
-    fn learn_of(&mut self, id: u32, row: usize, score: f32) {
+    /// Sets what is known of a request: the score of a readout (0 before, 1 after prefill), with that one's noise.
+    fn learn_of(&mut self, readout: usize, id: u32, score: f32) {
+        let noise = [&self.prompt, &self.state][readout].as_ref().or(self.state.as_ref()).map(OnlineReadout::noise);
+        let m = f64::from(score);
+        let sigma = noise.map_or(m / 2.0, |noise| noise.sigma(m));
         let table = (self.spec.order == Order::Gittins).then(|| {
-            let cap = self.cap(row);
-            let distribution = match self.noise() {
-                Some(noise) => noise.distribution(f64::from(score), cap),
-                None => crate::remaining::LengthDistribution::normal(f64::from(score), f64::from(score) / 2.0, cap),
+            let cap = self.cap(self.row(id));
+            let distribution = match noise {
+                Some(noise) => noise.distribution(m, cap),
+                None => LengthDistribution::normal(m, sigma, cap),
             };
             Box::new(GittinsTable::new(&distribution, cap, self.spec.objective))
         });
-        self.known[id as usize] = Known { score, table };
-    }
-
-    fn noise(&self) -> Option<&crate::noise::Noise> {
-        self.state.as_ref().or(self.prompt.as_ref()).map(OnlineReadout::noise)
+        self.known[id as usize] = Known { score, sigma: sigma as f32, table };
     }
 
     fn running_mean(&self) -> f32 {
@@ -186,7 +224,7 @@ impl<'a> Ranker<'a> {
             Finish::Length => Label::Censored(tokens),
             Finish::Abort => return Ok(()),
         };
-        if !self.spec.rls {
+        if !self.spec.rls || self.earlier(id).is_some() {
             return Ok(());
         }
         if let Some(prompt) = self.prompt.as_mut() {
@@ -232,10 +270,7 @@ impl<'a> Ranker<'a> {
                 let m = f64::from(known.score);
                 match (self.spec.order, &known.table) {
                     (Order::Gittins, Some(table)) => (table.remaining(generated), table.mean_remaining(generated)),
-                    (Order::Survival, _) => {
-                        let s = self.noise().map_or(m / 2.0, |noise| noise.sigma(m));
-                        same(survival(m, s, a, f64::from(self.cap(row))))
-                    }
+                    (Order::Survival, _) => same(survival(m, f64::from(known.sigma), a, f64::from(self.cap(row)))),
                     _ => same(countdown(m, a)),
                 }
             }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::metrics::{Prediction, Quartile, RunMetrics};
+use super::policy::PolicySpec;
 use crate::stats;
 
 /// A mean over seeds with its 95 % interval (Student's t); null where undefined.
@@ -110,7 +111,9 @@ pub struct Report {
     /// What was replayed.
     pub trace: TraceReport,
     /// Measured FCFS capacity in requests a second, by point.
-    pub capacity_rps: Vec<Option<f64>>,
+    pub capacity_rps: Vec<f64>,
+    /// The policies that ran, with every option in force.
+    pub policies: Vec<PolicySpec>,
     /// What a reader must know.
     pub notes: Vec<String>,
     /// By point and policy.

@@ -5,11 +5,10 @@
 //! third of the memory traffic of rewriting P each time, and B is rounded once per fold instead of once per update,
 //! which is what keeps f32 close to the exact solution.
 
-use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, s};
 
 use super::Innovation;
-use crate::linalg::{Real, SymTiles};
+use crate::linalg::{Real, SymTiles, add_product};
 use crate::tensors::{Reader, Writer};
 use crate::{Error, Result};
 
@@ -75,6 +74,8 @@ pub(super) struct Core<T> {
     rows: u64,
     folds: u64,
     repairs: u64,
+    /// A row was met along which P is not positive.
+    suspect: bool,
 }
 
 /// Rows of W: large enough that folding is cheap, small enough that W is a small part of what an update reads.
@@ -104,6 +105,7 @@ impl<T: Stored> Core<T> {
             rows: 0,
             folds: 0,
             repairs: 0,
+            suspect: false,
         };
         core.keep_definite()?;
         core.trace0 = core.base_trace;
@@ -114,7 +116,10 @@ impl<T: Stored> Core<T> {
         let p = self.theta.len();
         if u.ncols() != p || u.nrows() != y.len() {
             let (k, n) = u.dim();
-            return Err(Error::Readout(format!("{k} rows of {n} values and {} targets, expected rows of {p}", y.len())));
+            return Err(Error::Readout(format!(
+                "{k} rows of {n} values and {} targets, expected rows of {p}",
+                y.len()
+            )));
         }
         for (i, row) in u.rows().into_iter().enumerate() {
             if let Some(j) = row.iter().position(|v| !v.is_finite()) {
@@ -158,13 +163,19 @@ impl<T: Stored> Core<T> {
         let w = self.pending.slice(s![..self.used, ..]);
         let mut v = self.base.times_rows(&ut.view());
         let one = T::narrow(1.0);
-        general_mat_mul(-one, &ut.dot(&w.t()), &w, one, &mut v);
+        let mut uw = Array2::zeros((k, self.used));
+        add_product(one, &ut.view(), &w.t(), &mut uw.view_mut());
+        add_product(-one, &uw.view(), &w, &mut v.view_mut());
         let mut v = v.mapv(|v| factor * v.wide());
 
         let uv = u.dot(&v.t());
-        let l = factor_lower(&uv)?;
+        let (l, spent) = factor_lower(&uv)?;
         // Forward substitution turns e into the whitened innovations and V into M = L^-1 V.
         for i in 0..k {
+            if spent[i] {
+                v.row_mut(i).fill(0.0);
+                continue;
+            }
             for j in 0..i {
                 e[i] -= l[(i, j)] * e[j];
                 let (mut row, earlier) = v.multi_slice_mut((s![i, ..], s![j, ..]));
@@ -190,6 +201,7 @@ impl<T: Stored> Core<T> {
         self.pending_squares += squares;
         self.factor = factor;
         self.rows += k as u64;
+        self.suspect |= spent.contains(&true);
         Ok(())
     }
 
@@ -202,7 +214,7 @@ impl<T: Stored> Core<T> {
         self.factor = 1.0;
         self.base_trace = self.base.trace();
         self.folds += 1;
-        if self.folds.is_multiple_of(FOLDS_PER_TEST) { self.keep_definite() } else { Ok(()) }
+        if self.suspect || self.folds.is_multiple_of(FOLDS_PER_TEST) { self.keep_definite() } else { Ok(()) }
     }
 
     /// Raises the diagonal of B where rounding has left less than its own size of positive definiteness: without
@@ -224,6 +236,7 @@ impl<T: Stored> Core<T> {
                 return Err(Error::Numeric("P is not positive definite".into()));
             }
         }
+        self.suspect = false;
         self.base_trace = self.base.trace();
         if self.forgetting < 1.0 && self.base_trace > self.trace0 {
             self.factor = self.trace0 / self.base_trace;
@@ -271,6 +284,7 @@ impl<T: Stored> Core<T> {
         file.meta("rls_rows", self.rows);
         file.meta("rls_folds", self.folds);
         file.meta("rls_repairs", self.repairs);
+        file.meta("rls_suspect", self.suspect);
         file.f64("rls_theta", &[p], &self.theta);
         T::write(file, "rls_base", &[base.len()], &base);
         T::write(file, "rls_pending", &[self.used, p], &pending);
@@ -304,28 +318,32 @@ impl<T: Stored> Core<T> {
             rows: file.value("rls_rows")?,
             folds: file.value("rls_folds")?,
             repairs: file.value("rls_repairs")?,
+            suspect: file.value("rls_suspect")?,
         })
     }
 }
 
-/// L with I + (UV + (UV)')/2 = L L'. A pivot is 1 plus a variance, so it cannot be below 1 but for rounding.
-fn factor_lower(uv: &Array2<f64>) -> Result<Array2<f64>> {
+/// L with I + (UV + (UV)')/2 = L L', and the rows that have nothing left to teach: a pivot is 1 plus a variance, and
+/// where rounding has made that variance negative, it and with it the row's covariances are nothing.
+fn factor_lower(uv: &Array2<f64>) -> Result<(Array2<f64>, Vec<bool>)> {
     let k = uv.nrows();
-    let mut l = Array2::<f64>::zeros((k, k));
+    let mut l = Array2::<f64>::eye(k);
+    let mut spent = vec![false; k];
     for i in 0..k {
         for j in 0..=i {
             let dot: f64 = (0..j).map(|c| l[(i, c)] * l[(j, c)]).sum();
             let value = (uv[(i, j)] + uv[(j, i)]) / 2.0 - dot;
-            if i == j {
-                let pivot = 1.0 + value;
-                if !pivot.is_finite() {
-                    return Err(Error::Numeric("the update overflows; nothing was changed".into()));
-                }
-                l[(i, i)] = pivot.max(1.0).sqrt();
+            if !value.is_finite() {
+                return Err(Error::Numeric("the update overflows; nothing was changed".into()));
+            }
+            if i != j {
+                l[(i, j)] = if spent[j] { 0.0 } else { value / l[(j, j)] };
+            } else if value > 0.0 {
+                l[(i, i)] = (1.0 + value).sqrt();
             } else {
-                l[(i, j)] = value / l[(j, j)];
+                spent[i] = true;
             }
         }
     }
-    Ok(l)
+    Ok((l, spent))
 }

@@ -78,7 +78,7 @@ pub fn positive_definite(a: &Array2<f64>) -> bool {
         for j in 0..=i {
             let dot: f64 = (0..j).map(|k| l[(i, k)] * l[(j, k)]).sum();
             let v = a[(i, j)] - dot;
-            if i == j && !(v > 0.0) {
+            if i == j && (v.is_nan() || v <= 0.0) {
                 return false;
             }
             l[(i, j)] = if i == j { v.sqrt() } else { v / l[(j, j)] };

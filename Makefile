@@ -1,0 +1,117 @@
+# Every target does its own set-up, may be run twice, and rebuilds only what has changed.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+TRACE ?= traces/sharegpt.parquet
+TRAIN ?= traces/chat.parquet traces/instruct.parquet
+READOUT ?= traces/readout.safetensors
+LOAD ?= 1.2
+REPLAY_ARGS ?=
+PYTEST_ARGS ?=
+# The release profile shares its dependencies with the extension module: half the time of a cold build in the dev profile.
+CARGO_TEST ?= --release
+
+VENV := $(CURDIR)/.venv
+export VIRTUAL_ENV := $(VENV)
+export PIP_QUIET := 1
+export PATH := $(VENV)/bin:$(PATH)
+
+SETUP := .venv/.setup
+EXTENSION := python/leap_rs/_leap.abi3.so
+WHEEL := dist/.built
+RUST := $(shell find crates -name '*.rs' -not -path '*/tests/*' -not -path '*/benches/*') \
+	$(wildcard crates/*/Cargo.toml) Cargo.toml Cargo.lock
+FACE := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: system
+system:
+	@PYTHON='$(PYTHON)' scripts/install-system.sh
+
+$(SETUP): pyproject.toml scripts/install-python.sh | system
+	PYTHON='$(PYTHON)' scripts/install-python.sh
+	touch $@
+
+.PHONY: setup
+setup: system $(SETUP) ## system packages and the virtual environment .venv with the development tools
+
+$(EXTENSION): $(SETUP) $(RUST)
+	maturin develop --release --locked
+	touch $@
+
+.PHONY: develop
+develop: system $(EXTENSION) ## build the extension module (release) into .venv
+
+# Fitted only where it is missing: after a clone all files are equally old.
+$(READOUT): | $(EXTENSION)
+	leap-fit $(TRAIN) --out $@ --eval $(TRACE) --rls
+
+.PHONY: replay
+replay: develop $(READOUT) ## replay the committed trace under every policy (TRACE=, LOAD=, REPLAY_ARGS=)
+	leap-replay $(TRACE) --load $(LOAD) $(REPLAY_ARGS)
+
+.PHONY: test-rust
+test-rust: setup
+	cargo test --locked -p leap $(CARGO_TEST)
+
+.PHONY: test-python
+test-python: develop
+	pytest $(PYTEST_ARGS)
+
+.PHONY: test
+test: test-rust ## all tests, the Rust core's and pytest's (PYTEST_ARGS='-m "not slow"' leaves out the wheel)
+	@$(MAKE) --no-print-directory test-python
+
+.PHONY: test-lowest
+test-lowest: $(WHEEL) ## the quick Python tests against the lowest versions of the dependencies
+	scripts/test-lowest.sh
+
+.PHONY: lint
+lint: setup ## rustfmt, clippy, rustdoc, ruff, mypy, and the stub against the module
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps -p leap
+	ruff check
+	ruff format --check
+	mypy
+	@$(MAKE) --no-print-directory develop
+	pytest -q tests/test_stub.py
+
+.PHONY: format
+format: setup ## rewrite the sources in the house's format
+	cargo fmt --all
+	ruff check --fix
+	ruff format
+
+$(WHEEL): $(SETUP) $(RUST) $(FACE) pyproject.toml README.md LICENSE
+	rm -rf dist
+	maturin build --release --locked --auditwheel repair --out dist
+	touch $@
+
+.PHONY: wheel
+wheel: system $(WHEEL) ## dist/*.whl: manylinux, abi3, OpenBLAS inside
+
+.PHONY: bench
+bench: develop ## speeds, each as a ratio to something measured in the same run
+	OPENBLAS_NUM_THREADS=1 cargo bench --locked -p leap
+	OPENBLAS_NUM_THREADS=1 python benches/rls_numpy.py
+
+.PHONY: readout
+readout: develop ## fit the readout that make replay uses on TRAIN, and evaluate it on TRACE
+	leap-fit $(TRAIN) --out $(READOUT) --eval $(TRACE) --rls
+
+.PHONY: traces
+traces: develop ## make the committed traces again from the measured data in DATA=DIR
+	@[ -n '$(DATA)' ] || { echo 'usage: make traces DATA=DIR (scripts/make_traces.py says what DIR holds)' >&2; exit 2; }
+	python scripts/make_traces.py '$(DATA)' traces
+
+.PHONY: clean
+clean: ## remove what the other targets made
+	rm -rf .venv dist target python/leap_rs/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find python tests benches -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,56 @@
+//! What a simulation leaves behind, and how a caller watches and stops it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use super::gaps::Gaps;
+
+/// How a caller watches and stops running simulations.
+#[derive(Debug, Default)]
+pub struct Control {
+    /// Set to stop every simulation soon.
+    pub cancel: AtomicBool,
+    /// Requests finished so far, over all simulations.
+    pub finished: AtomicU64,
+    /// Requests that all simulations together will finish; 0 until known.
+    pub total: AtomicU64,
+}
+
+/// One finished request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Record {
+    /// Row of the trace.
+    pub row: u32,
+    /// Times it lost its KV cache.
+    pub preemptions: u32,
+    /// Planned arrival in seconds.
+    pub arrival_s: f64,
+    /// End of the step with the first token, in seconds.
+    pub first_token_s: f64,
+    /// End of the step with the last token, in seconds.
+    pub finish_s: f64,
+    /// Predicted tokens before and after prefill; NaN where nothing was predicted.
+    pub predicted: [f32; 2],
+}
+
+/// What one simulation shows.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// The requests in order of arrival.
+    pub records: Vec<Record>,
+    /// Inter-token latencies, pooled.
+    pub gaps: Gaps,
+    /// Engine steps.
+    pub steps: u64,
+    /// Steps after whose composition somebody still waited.
+    pub steps_with_queue: u64,
+    /// Steps in which the next request found a seat but no KV blocks.
+    pub steps_blocked_by_memory: u64,
+    /// Times that a resident lost its KV cache, for want of blocks or to the evict lever.
+    pub preemptions: u64,
+    /// Times that a cap on waiting put somebody before one with a better key, in the queue or the slots.
+    pub wait_cap_promotions: u64,
+    /// Prompt tokens taken from the prefix cache.
+    pub cached_tokens: u64,
+    /// Seconds in the waiting queue, over all requests.
+    pub waited_s: f64,
+}

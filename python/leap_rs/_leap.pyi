@@ -1,0 +1,319 @@
+from collections.abc import Callable, Mapping
+from os import PathLike
+from typing import Any, Literal, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Self
+
+_Path: TypeAlias = str | PathLike[str]
+_Target: TypeAlias = Literal["sqrt", "log", "raw"]
+_Kind: TypeAlias = Literal["prompt", "state"]
+_DType: TypeAlias = Literal["float32", "float64"]
+_Features: TypeAlias = npt.NDArray[Any]
+"""(n, d), or (d,) for one row: float16, float32, float64, bfloat16 (ml_dtypes) or its bits as uint16."""
+_F32: TypeAlias = npt.NDArray[np.float32]
+
+__version__: str
+
+class LeapError(ValueError):
+    """An input or option that leap-rs cannot use."""
+
+class TraceError(LeapError):
+    """A trace cannot be used."""
+
+class ReadoutError(LeapError):
+    """A readout, its anchor or its features cannot be used."""
+
+class ConfigError(LeapError):
+    """An option cannot be used."""
+
+@final
+class Readout:
+    """A linear layer that reads an output length from features."""
+
+    @classmethod
+    def fit(
+        cls,
+        features: _Features,
+        lengths: npt.ArrayLike,
+        *,
+        max_tokens: int,
+        target: _Target = "sqrt",
+        lam: float | None = None,
+        folds: int = 5,
+        seed: int = 0,
+        meta: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Ridge fit of features (n, d) to lengths (n,) in tokens; lam by k-fold unless given.
+
+        meta: kind ("state" or "prompt"), model, layer, fit_date, trained_on; other keys are kept as text.
+        """
+
+    def score(self, features: _Features) -> _F32:
+        """(n,) on the model's own scale (sqrt tokens), within the budget."""
+
+    def predict(self, features: _Features) -> _F32:
+        """(n,) tokens, from 1 to max_tokens."""
+
+    def save(self, path: _Path) -> None:
+        """Writes the readout and, where it was just fitted, its anchor beside it (x.anchor.safetensors)."""
+
+    @classmethod
+    def load(cls, path: _Path) -> Self: ...
+    def noise(self, score: float) -> float | None:
+        """Standard deviation of sqrt(length) about a score on that scale; None where it was not measured."""
+
+    @property
+    def d(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def lam(self) -> float: ...
+    @property
+    def meta(self) -> dict[str, Any]: ...
+    @property
+    def mean(self) -> _F32: ...
+    @property
+    def scale(self) -> _F32: ...
+    @property
+    def weight(self) -> _F32: ...
+    @property
+    def bias(self) -> float: ...
+
+@final
+class Moments:
+    """A fit whose rows come in parts and need not fit in memory."""
+
+    def __new__(
+        cls,
+        d: int,
+        *,
+        max_tokens: int,
+        target: _Target = "sqrt",
+        lam: float | None = None,
+        folds: int = 5,
+        seed: int = 0,
+        meta: Mapping[str, Any] | None = None,
+    ) -> Self: ...
+    def add(self, features: _Features, lengths: npt.ArrayLike) -> None: ...
+    def finish(self) -> Readout:
+        """The readout, with its anchor; without the out-of-fold correlation and noise that Readout.fit adds."""
+
+@final
+class OnlineReadout:
+    """A readout that learns from every finished request."""
+
+    def __new__(
+        cls,
+        readout: Readout,
+        *,
+        batch: int = 8,
+        forgetting: float = 1.0,
+        dtype: _DType = "float32",
+        anchor: _Path | None = None,
+    ) -> Self:
+        """Uses the anchor of the fit, the one beside the readout's file, or the one given; see anchored."""
+
+    @classmethod
+    def from_zero(
+        cls,
+        d: int,
+        *,
+        max_tokens: int,
+        warmup: int = 256,
+        lam: float = 1000.0,
+        kind: _Kind = "state",
+        batch: int = 8,
+        forgetting: float = 1.0,
+        dtype: _DType = "float32",
+    ) -> Self: ...
+    def score(self, features: _Features) -> _F32:
+        """(n,) square roots of predicted tokens, whatever the target."""
+
+    def predict(self, features: _Features) -> _F32:
+        """(n,) tokens. While known is false: the running mean of finished lengths."""
+
+    def observe(self, features: _Features, lengths: npt.ArrayLike, censored: npt.ArrayLike | None = None) -> int:
+        """Learns lengths (n,) in tokens; censored (n,) marks those that ended at their own limit.
+
+        Returns the updates applied. A row that cannot be used is refused before any is learned.
+        """
+
+    def flush(self) -> int:
+        """Applies the labels that wait for a full batch."""
+
+    def readout(self) -> Readout: ...
+    def noise(self, score: float) -> float:
+        """Standard deviation of sqrt(length) about a score on that scale."""
+
+    def save(self, path: _Path) -> None: ...
+    @classmethod
+    def load(cls, path: _Path) -> Self: ...
+    @property
+    def d(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def anchored(self) -> bool:
+        """Whether the training rows weigh in; without, the readout starts from P0 = I / lam and moves faster."""
+
+    @property
+    def known(self) -> bool:
+        """Whether predictions come from a readout yet."""
+
+    @property
+    def updates(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+
+@final
+class Learner:
+    """An online readout with a thread of its own: predicting takes no lock, also while an update runs."""
+
+    def __new__(cls, online: OnlineReadout, *, capacity: int = 1024) -> Self:
+        """Starts from a copy of online, with room for capacity labels on their way."""
+
+    def score(self, features: _Features) -> _F32: ...
+    def predict(self, features: _Features) -> _F32: ...
+    def observe(self, features: _Features, lengths: npt.ArrayLike, censored: npt.ArrayLike | None = None) -> int:
+        """Hands labels over and returns at once: how many were taken. The rest found the queue full."""
+
+    def flush(self) -> int:
+        """Waits until all labels handed over are learned."""
+
+    def save(self, path: _Path) -> None: ...
+    def noise(self, score: float) -> float: ...
+    @property
+    def known(self) -> bool: ...
+    @property
+    def updates(self) -> int: ...
+    @property
+    def dropped(self) -> int: ...
+    @property
+    def fault(self) -> str | None: ...
+
+@final
+class PromptFeatures:
+    """Mean of a prompt's projected input embeddings, and its length."""
+
+    def __new__(cls, embedding: _Features, *, dim: int = 256, seed: int = 0) -> Self:
+        """Projects an embedding table (vocabulary, d)."""
+
+    @classmethod
+    def from_safetensors(cls, path: _Path, tensor: str, *, dim: int = 256, seed: int = 0) -> Self: ...
+    def pool(self, token_ids: npt.ArrayLike) -> _F32:
+        """(dim + 3,): the projected mean, then sqrt(n), ln(1 + n), n."""
+
+    def project(self, mean: _Features, tokens: int) -> _F32:
+        """As pool, from the mean embedding (d,) of a prompt of that many tokens."""
+
+    @staticmethod
+    def length_features(tokens: int) -> _F32:
+        """(3,): sqrt(n), ln(1 + n), n."""
+
+    def save(self, path: _Path) -> None: ...
+    @classmethod
+    def load(cls, path: _Path) -> Self: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def d(self) -> int: ...
+
+def remaining(
+    score: npt.ArrayLike,
+    noise: npt.ArrayLike,
+    generated: npt.ArrayLike,
+    cap: npt.ArrayLike,
+    *,
+    kind: Literal["countdown", "survival", "gittins"] = "survival",
+    objective: Literal["ptl", "e2el"] = "ptl",
+) -> npt.NDArray[np.float64]:
+    """Remaining tokens of n requests, by which they are ordered; shape (n,), at least 1 each.
+
+    ``score`` and ``noise`` are mean and deviation of sqrt(output tokens), ``generated`` and ``cap`` tokens so far and at
+    most; each is a number or has shape (n,).
+
+    ``countdown`` is max(score**2 - generated, 1). ``survival`` is E[min(L, cap) - generated | L > generated] with
+    sqrt(L) normal; ``cap`` may be infinite. ``gittins`` is 1 / Gittins index under ``objective``: tokens for ``e2el``
+    (every completion counts 1), tokens squared for ``ptl`` (a completion counts 1 / L).
+
+    Raises ConfigError naming the first value that cannot be used.
+    """
+
+def select_slots(
+    remaining: npt.ArrayLike,
+    arrival_s: npt.ArrayLike,
+    steps_waited: npt.ArrayLike,
+    slots: int,
+    *,
+    aging_rate: float,
+    wait_cap_steps: int | None,
+) -> npt.NDArray[np.uint32]:
+    """Indices, ascending, of the residents that get the ``slots`` decode slots of a step.
+
+    ``remaining`` (tokens), ``arrival_s`` and ``steps_waited`` (steps since a resident last decoded) have shape (n,).
+    Residents that waited ``wait_cap_steps`` or more go first, the longest waiting ahead; then the smallest
+    ln(remaining) + aging_rate * arrival_s; ties by index. O(n).
+
+    Raises ConfigError naming the first value that cannot be used.
+    """
+
+@final
+class AgingQueue:
+    """Waiting requests, the smallest ln(remaining) + aging_rate * arrival_s first; equal keys first in, first out.
+
+    A request of S1 remaining tokens is overtaken by one of S2 < S1 only if that one arrived less than
+    ln(S1 / S2) / aging_rate seconds later (plus the difference of the memory terms over the rate). This holds for
+    requests that the engine could admit: not for one that waits for a LoRA slot, a grammar or remote KV.
+    """
+
+    def __new__(cls, aging_rate: float, *, memory_weight: float = 0.0, wait_cap_s: float | None = None) -> Self:
+        """``aging_rate`` per second; ``memory_weight`` adds memory_weight * ln(memory_tokens) to the keys; a request
+        that has waited longer than ``wait_cap_s`` goes first, the oldest ahead, wherever ``now_s`` is given.
+
+        Raises ConfigError for a value that is negative or not finite.
+        """
+
+    @property
+    def aging_rate(self) -> float: ...
+    def push(self, id: int, remaining: float, arrival_s: float, *, memory_tokens: float = 1.0) -> None:
+        """Add request ``id`` (0 to 2**64 - 1). ``memory_tokens`` is the KV cache that it will hold on average.
+
+        Raises ConfigError where the id is in already, or a value cannot be used.
+        """
+
+    def pop(self, now_s: float | None = None) -> int:
+        """Take out the request that goes first. Raises IndexError when empty."""
+
+    def peek(self, now_s: float | None = None) -> int:
+        """The request that ``pop`` would take. Raises IndexError when empty."""
+
+    def remove(self, id: int) -> None:
+        """Take out request ``id``. Raises KeyError when it is not in."""
+
+    def rekey(self, id: int, remaining: float, *, memory_tokens: float | None = None) -> None:
+        """Give request ``id`` new remaining tokens; arrival and place among ties stay. Raises KeyError when it is not
+        in, ConfigError where a value cannot be used."""
+
+    def __len__(self) -> int: ...
+    def __contains__(self, id: object, /) -> bool: ...
+
+def engine_presets() -> str:
+    """JSON list of the engine presets, each with where its numbers come from."""
+
+def replay(
+    columns: Mapping[str, Any],
+    options: str,
+    state_readout: str | None = None,
+    prompt_readout: str | None = None,
+    progress: Callable[[float], object] | None = None,
+    requests: bool = False,
+) -> tuple[str, dict[str, npt.NDArray[Any]] | None]:
+    """Replays the columns of a trace under options (JSON): the report (JSON) and, on request, a row a request."""

@@ -1,0 +1,92 @@
+"""What a readout learns from and is judged on: the labelled requests of traces, one kind of features at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from leap_rs._leap import ConfigError, TraceError
+from leap_rs.trace import Trace
+
+Kind = Literal["state", "prompt"]
+
+COLUMNS: dict[Kind, str] = {"state": "features", "prompt": "prompt_features"}
+_SAME = ("model", "layer")
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Requests by arrival: features (n, d), lengths (n,) in tokens, and which lengths are only lower bounds."""
+
+    features: npt.NDArray[Any]
+    lengths: npt.NDArray[np.uint32]
+    censored: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def where(self, rows: npt.NDArray[np.bool_]) -> Labelled:
+        """The rows that the mask marks."""
+        return Labelled(self.features[rows], self.lengths[rows], self.censored[rows])
+
+
+def kinds(traces: Sequence[Trace]) -> list[Kind]:
+    """The kinds of readout that can be fitted: those whose column every trace has. `TraceError` where none has."""
+    found = [kind for kind, column in COLUMNS.items() if all(column in trace.frame.columns for trace in traces)]
+    if not found:
+        without = next(trace for trace in traces if not set(COLUMNS.values()) <= set(trace.frame.columns))
+        wanted = " or ".join(f"'{column}'" for column in COLUMNS.values())
+        raise TraceError(f"{without.path}: nothing to fit a readout on: no column {wanted} that all traces have")
+    return found
+
+
+def output_budget(traces: Sequence[Trace]) -> int:
+    """M in tokens: the largest `max_tokens` of the traces, or their longest output where no trace has that column."""
+    limits = [trace.frame["max_tokens"] for trace in traces if "max_tokens" in trace.frame.columns]
+    return max(_largest(column) for column in limits or [trace.frame["output_tokens"] for trace in traces])
+
+
+def require_variance(traces: Sequence[Trace], max_tokens: int) -> None:
+    """Refuse lengths that are all the same: there is nothing to rank."""
+    lengths = pl.concat([trace.frame["output_tokens"] for trace in traces]).clip(upper_bound=max_tokens)
+    if lengths.n_unique() == 1:
+        names = ", ".join(str(trace.path) for trace in traces)
+        raise TraceError(f"{names}: the target has no variance: all {len(lengths)} lengths are {lengths[0]} tokens")
+
+
+def require_same_features(traces: Sequence[Trace]) -> None:
+    """Refuse features of different models or layers: one readout cannot serve both."""
+    for key in _SAME:
+        known = [(trace.metadata[key], trace.path) for trace in traces if key in trace.metadata]
+        for value, path in known[1:]:
+            if value != known[0][0]:
+                raise ConfigError(f"{path}: its features are of {key} {value}, those of {known[0][1]} of {known[0][0]}")
+
+
+def labelled(trace: Trace, kind: Kind, max_tokens: int) -> Labelled:
+    """The requests that say something about a length, which aborted ones do not; lengths end at `max_tokens`."""
+    frame = trace.frame
+    if "finish_reason" in frame.columns:
+        frame = frame.filter(pl.col("finish_reason") != "abort")
+    lengths = frame["output_tokens"].to_numpy()
+    limits = frame["max_tokens"].to_numpy() if "max_tokens" in frame.columns else np.full_like(lengths, max_tokens)
+    cut = lengths >= np.minimum(limits, max_tokens)
+    if "finish_reason" in frame.columns:
+        # An answer may end by itself at exactly its limit; a cut one may have met another limit than its own.
+        cut = (frame["finish_reason"] == "length").to_numpy() | (lengths > max_tokens)
+    return Labelled(frame[COLUMNS[kind]].to_numpy(), np.minimum(lengths, max_tokens).astype(np.uint32), cut)
+
+
+def trainable(data: Labelled, max_tokens: int) -> tuple[Labelled, int]:
+    """Rows with a known target, and how many were left out: those cut before the output budget have none."""
+    known = ~data.censored | (data.lengths >= max_tokens)
+    return data.where(known), int((~known).sum())
+
+
+def _largest(column: pl.Series) -> int:
+    return int(column.to_numpy().max())

@@ -1,0 +1,160 @@
+"""The options of `leap-replay`, each with its help text; names and meanings are those of vLLM where it has them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Trace = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="Trace file of any format that leap reads.", show_default=False)
+]
+Load = Annotated[
+    float | None,
+    typer.Option(
+        help=(
+            "Offered load as a multiple of the FCFS capacity measured on this trace; scales the trace's own "
+            "arrival times. Without --load and --request-rate they are replayed as they are."
+        )
+    ),
+]
+RequestRate = Annotated[
+    float | None,
+    typer.Option(help="Requests per second with Gamma arrivals that replace the trace's own; inf sends all at once."),
+]
+Burstiness = Annotated[
+    float,
+    typer.Option(help="Shape of the Gamma arrivals of --request-rate: 1 is Poisson, below it burstier."),
+]
+NumPrompts = Annotated[int | None, typer.Option(help="Replay only the first N requests.")]
+MaxConcurrency = Annotated[
+    int | None,
+    typer.Option(help="Send at most N requests at a time; latencies still count from the planned arrival."),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(help="Output budget of the predictions in tokens; the readout's or the trace's own by default."),
+]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Seeds = Annotated[
+    int,
+    typer.Option(
+        help=(
+            "Runs a policy: the first replays the trace as recorded, each further one deals the requests anew "
+            "over the same arrival times."
+        )
+    ),
+]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=START:STOP:STEP",
+        help=(
+            "Replay over a grid (or NAME=A,B,C) of load, decode-slots, max-num-seqs or aging-rate; repeat it for "
+            "a product."
+        ),
+    ),
+]
+Engine = Annotated[str, typer.Option(help="Engine preset; a name that does not exist lists them.")]
+CostModel = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help=(
+            "JSON with the seven step-time coefficients (alone or under 'cost', then limits may stand beside it); "
+            "replaces those of --engine."
+        ),
+    ),
+]
+DecodeSlots = Annotated[
+    int | None,
+    typer.Option(help="Sequences that decode in one step, where fewer than the residents."),
+]
+MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences resident at a time.")]
+MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Tokens a step.")]
+KvTokens = Annotated[
+    int | None,
+    typer.Option(
+        help=(
+            "KV cache in tokens as vLLM counts it, num_gpu_blocks x block size: this includes the null block, so "
+            "one block of it is never usable."
+        )
+    ),
+]
+BlockSize = Annotated[int | None, typer.Option(help="Tokens in a KV block.")]
+Watermark = Annotated[float, typer.Option(help="Share of the KV blocks kept free when a request is admitted.")]
+EnableChunkedPrefill = Annotated[
+    bool,
+    typer.Option("--enable-chunked-prefill/--no-enable-chunked-prefill", help="Split a prompt over steps."),
+]
+EnablePrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Reuse KV blocks of shared prefixes and of a preempted request.",
+    ),
+]
+AsyncScheduling = Annotated[
+    bool | None,
+    typer.Option(
+        "--async-scheduling/--no-async-scheduling",
+        help="Compose a step before the one before it has ended, as vLLM does by default.",
+        show_default="the preset's",
+    ),
+]
+SchedulerReserveFullIsl = Annotated[
+    bool,
+    typer.Option(
+        "--scheduler-reserve-full-isl/--no-scheduler-reserve-full-isl",
+        help="Admit a request only if its whole sequence fits.",
+    ),
+]
+Policy = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[:key=value,...]",
+        help=(
+            "A policy to replay, repeatable: fcfs, sjf-prompt, hrrn, las, mlfq, leap-frozen, leap-paper, leap, "
+            "score:NAME, sjf-oracle, srpt-oracle. Keys: levers, order, objective, rls, aging_rate, memory_weight, "
+            "wait_cap_steps. All that can run by default."
+        ),
+    ),
+]
+Readout = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="State readout (X.prompt.safetensors beside it is loaded too), or 'none' to learn from zero.",
+        show_default="readout.safetensors beside the trace, if it fits",
+    ),
+]
+WaitCapS = Annotated[
+    float | None,
+    typer.Option(help="A request that has waited for so many seconds goes first, whatever its key."),
+]
+Goodput = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="METRIC:MS ...", help="Service level objectives such as ttft:500 tpot:50 (ptl, ttft, tpot, e2el; ms)."
+    ),
+]
+PercentileMetrics = Annotated[str, typer.Option(help="Metrics whose percentiles are reported.")]
+MetricPercentiles = Annotated[str, typer.Option(help="Percentiles to report.")]
+JsonOutput = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+SaveResult = Annotated[bool, typer.Option("--save-result", help="Write the result as JSON to a file too.")]
+ResultDir = Annotated[Path | None, typer.Option(help="Directory of that file.", show_default="the current one")]
+ResultFilename = Annotated[str | None, typer.Option(help="Its name.", show_default="leap-replay-TRACE-LOAD.json")]
+Metadata = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE ...", help="Pairs that are put into the result."),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Refuse a foreign trace with failed or zero-length rows instead of leaving them out."
+    ),
+]
+Sort = Annotated[
+    bool,
+    typer.Option("--sort", help="Sort a foreign trace whose times run backwards instead of refusing it."),
+]
+Threads = Annotated[int | None, typer.Option(help="Simulations at a time.", show_default="the CPUs")]

@@ -1,0 +1,199 @@
+"""The `leap-replay` command: parses, shows progress, prints or saves; a `LeapError` is one line and status 1."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from leap_rs._leap import ConfigError, LeapError
+
+from . import arguments
+
+if TYPE_CHECKING:
+    from .results import ReplayResult
+
+# Plain help: boxes cut long option names at 80 columns.
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+INTERRUPTED = 130
+
+# Options that take several values after one name in vllm bench serve, and what such a value looks like.
+_SEVERAL = {"--goodput": re.compile(r"\w+:\S+"), "--metadata": re.compile(r"[^\s=-][^=]*=.*")}
+_NOT_OPTIONS = ("trace", "policy", "json_output", "save_result", "result_dir", "result_filename", "strict", "sort")
+
+
+def expand(words: Sequence[str]) -> list[str]:
+    """`--goodput ttft:500 tpot:50` as `--goodput ttft:500 --goodput tpot:50`, so that vLLM's own spelling works."""
+    expanded: list[str] = []
+    option: str | None = None
+    first = False
+    for i, word in enumerate(words):
+        if word == "--":
+            return [*expanded, *words[i:]]
+        if word in _SEVERAL:
+            option, first = word, True
+        elif first:
+            first = False
+        elif option is not None and _SEVERAL[option].fullmatch(word) and not Path(word).exists():
+            expanded.append(option)
+        else:
+            option = None
+        expanded.append(word)
+    return expanded
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def leap_replay(
+    trace: arguments.Trace,
+    load: arguments.Load = None,
+    request_rate: arguments.RequestRate = None,
+    burstiness: arguments.Burstiness = 1.0,
+    num_prompts: arguments.NumPrompts = None,
+    max_concurrency: arguments.MaxConcurrency = None,
+    max_tokens: arguments.MaxTokens = None,
+    seed: arguments.Seed = 0,
+    seeds: arguments.Seeds = 5,
+    sweep: arguments.Sweep = None,
+    engine: arguments.Engine = "h100-llama-8b",
+    cost_model: arguments.CostModel = None,
+    decode_slots: arguments.DecodeSlots = None,
+    max_num_seqs: arguments.MaxNumSeqs = None,
+    max_num_batched_tokens: arguments.MaxNumBatchedTokens = None,
+    kv_tokens: arguments.KvTokens = None,
+    block_size: arguments.BlockSize = None,
+    watermark: arguments.Watermark = 0.0,
+    enable_chunked_prefill: arguments.EnableChunkedPrefill = True,
+    enable_prefix_caching: arguments.EnablePrefixCaching = True,
+    async_scheduling: arguments.AsyncScheduling = None,
+    scheduler_reserve_full_isl: arguments.SchedulerReserveFullIsl = True,
+    policy: arguments.Policy = None,
+    readout: arguments.Readout = None,
+    wait_cap_s: arguments.WaitCapS = None,
+    goodput: arguments.Goodput = None,
+    percentile_metrics: arguments.PercentileMetrics = "ptl,ttft,tpot,itl,e2el",
+    metric_percentiles: arguments.MetricPercentiles = "50,90,99",
+    json_output: arguments.JsonOutput = False,
+    save_result: arguments.SaveResult = False,
+    result_dir: arguments.ResultDir = None,
+    result_filename: arguments.ResultFilename = None,
+    metadata: arguments.Metadata = None,
+    strict: arguments.Strict = False,
+    sort: arguments.Sort = False,
+    threads: arguments.Threads = None,
+) -> None:
+    """Replay a recorded trace under several scheduling policies on a simulated vLLM engine, and say what they change.
+
+    Exit status: 0 done, 1 an input or option that cannot be used, 2 wrong usage, 130 interrupted.
+    """
+    given = {name: value for name, value in locals().items() if name not in _NOT_OPTIONS and value is not None}
+    if policy:
+        given["policies"] = tuple(policy)
+    try:
+        if not save_result and (result_dir is not None or result_filename is not None):
+            raise ConfigError("--result-dir and --result-filename: need --save-result")
+        result = _replay(trace, given, strict=strict, sort=sort)
+        saved = _save(result, trace, result_dir or Path(), result_filename) if save_result else None
+        _show(result, as_json=json_output)
+        if saved is not None:
+            print(f"saved to {saved}", file=sys.stderr if json_output else sys.stdout)
+    except LeapError as error:
+        print(f"leap-replay: {_one_line(error)}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        print("leap-replay: interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) has gone: nothing is wrong, and Python must not complain when it flushes.
+        sys.stdout = None
+        raise typer.Exit(0) from None
+
+
+def _one_line(error: LeapError) -> str:
+    """The message on one line, its option as the command line spells it."""
+    text = " ".join(str(error).split())
+    name, colon, rest = text.partition(": ")
+    if not (isinstance(error, ConfigError) and colon and re.fullmatch(r"[a-z_]+", name)):
+        return text
+    if not hasattr(arguments, "".join(part.capitalize() for part in name.replace("policies", "policy").split("_"))):
+        return text
+    return f"--{name.replace('policies', 'policy').replace('_', '-')}: {rest}"
+
+
+def _replay(trace: Path, given: dict[str, Any], *, strict: bool, sort: bool) -> ReplayResult:
+    # Imported late: --help and a wrong option need neither polars nor the core.
+    from leap_rs.trace import ReadOptions
+
+    from .options import build
+    from .run import run
+
+    options = build(given)
+    with _progress_bar() as progress:
+        return run(trace, options, read_options=ReadOptions(strict=strict, sort=sort), progress=progress)
+
+
+def _save(result: ReplayResult, trace: Path, directory: Path, name: str | None) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LeapError(f"{directory}: cannot be made: {error.strerror or error}") from error
+    return result.save(directory / (name or default_filename(result.to_dict(), trace)))
+
+
+def default_filename(document: dict[str, Any], trace: Path) -> str:
+    """`leap-replay-TRACE-LOAD.json`, LOAD as it was asked for: `load1.2`, `2.5qps`, `sweep` or `recorded`."""
+    points = document["config"]["points"]
+    point = points[0]
+    if len(points) > 1:
+        load = "sweep"
+    elif point["load"] is not None:
+        load = f"load{point['load']:g}"
+    elif point["request_rate"] is not None:
+        load = f"{point['request_rate']}qps"
+    else:
+        load = "recorded"
+    return f"leap-replay-{trace.stem}-{load}.json"
+
+
+def _show(result: ReplayResult, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(result.to_json() + "\n")
+        sys.stdout.flush()
+        return
+    from rich.console import Console
+
+    from .report import WIDTH, render
+
+    own_width = Console().width if sys.stdout.isatty() else WIDTH
+    console = Console(width=max(own_width, WIDTH), highlight=False)
+    with console.capture() as capture:
+        render(result.to_dict(), console, text_width=own_width)
+    sys.stdout.write(capture.get())
+    sys.stdout.flush()
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[float], None] | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("replaying", total=1.0)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Entry point of the console script."""
+    try:
+        app(args=expand(sys.argv[1:] if words is None else words), prog_name="leap-replay")
+    except KeyboardInterrupt:
+        print("leap-replay: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)

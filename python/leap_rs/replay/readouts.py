@@ -1,0 +1,135 @@
+"""Which readouts and which policies a replay uses where the user does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+
+from leap_rs import _leap
+from leap_rs._leap import ReadoutError
+
+from .columns import score_names
+
+LENGTH_TERMS = 3  # a prompt readout on the length terms alone needs no column
+DEFAULT_NAME = "readout.safetensors"
+WITHOUT_PREDICTOR = ("fcfs", "sjf-prompt", "hrrn", "las", "mlfq")
+LEAP = ("leap-frozen", "leap-paper", "leap")
+ORACLES = ("sjf-oracle", "srpt-oracle")
+
+
+@dataclass
+class Chosen:
+    """The readout files in force; None where a readout learns from zero or the trace has no features for it."""
+
+    state: Path | None = None
+    prompt: Path | None = None
+    used: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def prompt_sibling(path: Path) -> Path:
+    """Where the prompt readout of a state readout lies: `X.safetensors` has `X.prompt.safetensors`."""
+    return path.with_name(f"{path.name.removesuffix('.safetensors')}.prompt.safetensors")
+
+
+def choose(
+    requested: Path | Literal["none"] | None,
+    *,
+    frame: pl.DataFrame,
+    metadata: Mapping[str, str],
+    trace_path: Path | None,
+) -> Chosen:
+    """Find, load and check the readouts. One that was asked for must fit; one that merely lies there is left alone."""
+    chosen = Chosen()
+    if requested == "none" or (requested is not None and str(requested) == "none"):
+        pass
+    elif requested is not None:
+        path = Path(requested)
+        if not path.is_file():
+            raise ReadoutError(f"{path}: no such readout file")
+        _take(chosen, path, frame, metadata, trace_path, required=True)
+        sibling = prompt_sibling(path)
+        if chosen.prompt is None and sibling.is_file():
+            _take(chosen, sibling, frame, metadata, trace_path, required=False)
+    elif trace_path is not None:
+        for path in (trace_path.parent / DEFAULT_NAME, prompt_sibling(trace_path.parent / DEFAULT_NAME)):
+            if path.is_file():
+                _take(chosen, path, frame, metadata, trace_path, required=False)
+    for kind, column in (("state", "features"), ("prompt", "prompt_features")):
+        if column in frame.columns and kind not in chosen.used:
+            chosen.used[kind] = None
+    return chosen
+
+
+def _take(
+    chosen: Chosen,
+    path: Path,
+    frame: pl.DataFrame,
+    metadata: Mapping[str, str],
+    trace_path: Path | None,
+    *,
+    required: bool,
+) -> None:
+    readout = _leap.Readout.load(str(path))
+    meta: dict[str, Any] = dict(readout.meta)
+    kind = str(meta.get("kind") or "state").lower()
+    column = "prompt_features" if kind == "prompt" else "features"
+    misfit = _misfit(readout.d, meta, frame, metadata, column, state=kind == "state")
+    if misfit is not None:
+        if required:
+            raise ReadoutError(f"{path}: does not fit this trace: {misfit}")
+        chosen.notes.append(f"{path} is not used: {misfit}")
+        return
+    if kind == "prompt":
+        chosen.prompt = path
+    else:
+        chosen.state = path
+    chosen.used[kind] = {
+        "path": str(path),
+        "d": readout.d,
+        "max_tokens": readout.max_tokens,
+        "model": meta.get("model"),
+        "layer": meta.get("layer"),
+        "trained_on": _names(meta),
+    }
+    if trace_path is not None and _was_trained_on(_names(meta), trace_path):
+        chosen.notes.append(
+            f"{path} was fitted on this very trace: its predictions are better here than on other traffic"
+        )
+
+
+def _misfit(
+    d: int, meta: Mapping[str, Any], frame: pl.DataFrame, metadata: Mapping[str, str], column: str, *, state: bool
+) -> str | None:
+    if column not in frame.columns and not state and d == LENGTH_TERMS:
+        return None
+    if column not in frame.columns:
+        return f"the trace has no column {column}"
+    dtype = frame.schema[column]
+    width = dtype.shape[0] if isinstance(dtype, pl.Array) else None
+    if width != d:
+        return f"it reads {d} features and column {column} has {width}"
+    for key in ("model", "layer") if state else ("model",):
+        ours, theirs = meta.get(key), metadata.get(key)
+        if ours is not None and theirs is not None and str(ours) != str(theirs):
+            return f"it is for {key} {ours} and the trace is from {key} {theirs}"
+    return None
+
+
+def _names(meta: Mapping[str, Any]) -> list[str]:
+    names = meta.get("trained_on") or []
+    return [str(names)] if isinstance(names, str) else [str(name) for name in names]
+
+
+def _was_trained_on(names: Sequence[str], trace_path: Path) -> bool:
+    # Files move between machines, so the file name decides and not the directory; leap-fit writes it without suffix.
+    return any(name.replace("\\", "/").rsplit("/", 1)[-1] in (trace_path.name, trace_path.stem) for name in names)
+
+
+def default_policies(frame: pl.DataFrame) -> list[str]:
+    """The policies that are replayed where none is named; the core leaves out, and tells, those that cannot run."""
+    return [*WITHOUT_PREDICTOR, *LEAP, *(f"score:{name}" for name in score_names(frame)), *ORACLES]

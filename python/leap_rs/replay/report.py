@@ -1,0 +1,240 @@
+"""The result object as compact tables of at most 120 columns, units in the headers, '-' where a number is undefined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .conclude import ORACLES, describe_point, number
+
+WIDTH = 120
+MAX_QUARTILES = 4
+POINTS_A_TABLE = 11
+Result = Mapping[str, Any]
+
+
+def _decimals(size: float) -> int:
+    return 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+
+
+def cell(value: float | None, scale: float = 1.0) -> str:
+    """Three significant digits, at most two decimals; '-' for an undefined number."""
+    if value is None:
+        return "-"
+    value = value * scale
+    return f"{value / 1000:.0f}k" if abs(value) >= 99_950 else f"{value:.{_decimals(abs(value))}f}"
+
+
+def interval_cell(value: Mapping[str, Any] | None, scale: float = 1.0) -> str:
+    """A mean and the half width of its 95 % interval, to the decimals of the mean unless that would hide it."""
+    mean = None if value is None else value["mean"]
+    text = cell(mean, scale)
+    if value is None or mean is None or value["ci95"] is None:
+        return text
+    half = (value["ci95"][1] - value["ci95"][0]) / 2 * scale
+    if text.endswith("k"):
+        return f"{text} ±{cell(half)}"
+    rounded = f"{half:.{_decimals(abs(mean * scale))}f}"
+    return f"{text} ±{rounded if float(rounded) > 0 else cell(half)}"
+
+
+def render(document: Mapping[str, Any], console: Console, *, text_width: int | None = None) -> None:
+    """Print the report: what was replayed, the tables, the notes and, last, what it means.
+
+    Text wraps at `text_width` columns; tables never shrink below what they hold if the console is `WIDTH` wide.
+    """
+    _print(console, _header(document), width=text_width)
+    points = document["config"]["points"]
+    if len(points) == 1:
+        results = document["results"]
+        for table in (_main_table(document, results), _latency_table(document, results), _order_table(results)):
+            _print_table(console, table)
+    else:
+        for title, value in (
+            ("Mean PTL, ms", _metric("mean_ptl_ms")),
+            (f"P{_top(document)} E2EL, s", _metric(f"p{_top(document)}_e2el_ms", 1e-3)),
+            ("Requests a second", _metric("request_throughput")),
+        ):
+            for start in range(0, len(points), POINTS_A_TABLE):
+                shown = range(start, min(start + POINTS_A_TABLE, len(points)))
+                _print_table(console, _sweep_table(document, title, value, shown))
+    _print(console, "")
+    for note in document["notes"]:
+        _print(console, f"note: {note}", style="dim", width=text_width)
+    for sentence in document["conclusions"]:
+        _print(console, sentence, style="bold", width=text_width)
+
+
+def _print(console: Console, text: str, style: str = "", width: int | None = None) -> None:
+    # Text, not markup: a path may hold brackets.
+    console.print(Text(text, style=style), width=width)
+
+
+def _print_table(console: Console, table: Table) -> None:
+    # The title apart: inside, it would wrap at the width of a narrow table.
+    _print(console, f"\n{table.caption}", style="bold")
+    table.caption = None
+    console.print(table)
+
+
+def _header(document: Mapping[str, Any]) -> str:
+    trace, config = document["trace"], document["config"]
+    lines = [f"{trace.get('path') or 'frame'}: {trace['requests']} requests over {number(trace['duration_s'])} s"]
+    limits = f"{config['max_num_seqs']} sequences, {config['max_num_batched_tokens']} tokens a step"
+    limits += f", KV {config['kv_tokens_usable']} tokens"
+    if config.get("decode_slots"):
+        limits += f", {config['decode_slots']} decode slots"
+    lines.append(f"engine {config['engine']} ({limits})")
+    for kind, used in config["readouts"].items():
+        lines.append(f"{kind} readout: " + ("none, learns from zero" if used is None else str(used["path"])))
+    if len(config["points"]) == 1:
+        seeds = config["seeds"]
+        about = f"mean over {seeds} seeds, ± is half a 95 % interval" if seeds > 1 else "one seed"
+        lines.append(f"{describe_point(document, 0)}{_capacity(config)}; {about}")
+    return "\n".join(lines)
+
+
+def _capacity(config: Mapping[str, Any]) -> str:
+    found = config.get("capacity_rps")
+    value = found[0] if isinstance(found, list) and found else found
+    return f"; FCFS capacity {number(value)} req/s" if isinstance(value, (int, float)) else ""
+
+
+def _table(title: str) -> Table:
+    table = Table(caption=title, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    table.add_column("policy", overflow="ellipsis", max_width=24, no_wrap=True)
+    return table
+
+
+def _column(table: Table, *names: str) -> None:
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+
+
+def _percentiles(document: Mapping[str, Any]) -> list[str]:
+    return [f"{p:g}" for p in document["config"]["metric_percentiles"]][-3:]
+
+
+def _top(document: Mapping[str, Any]) -> str:
+    return _percentiles(document)[-1] if document["config"]["metric_percentiles"] else "99"
+
+
+def _unit(metric: str, results: Sequence[Result]) -> tuple[str, float]:
+    """Seconds for waits of seconds, milliseconds for the rest; one unit a column, so that policies compare."""
+    means = [result["metrics"][f"mean_{metric}_ms"]["mean"] for result in results]
+    long = metric in ("ttft", "e2el") and max((mean for mean in means if mean is not None), default=0.0) >= 1000
+    return ("s", 1e-3) if long else ("ms", 1.0)
+
+
+def _latency_columns(
+    document: Mapping[str, Any], metrics: Sequence[str], results: Sequence[Result], table: Table
+) -> list[Callable[[Result], str]]:
+    getters: list[Callable[[Result], str]] = []
+    shown = document["config"]["percentile_metrics"]
+    for metric in metrics:
+        unit, scale = _unit(metric, results)
+        _column(table, f"{metric.upper()} {unit}")
+        getters.append(_metric(f"mean_{metric}_ms", scale, interval=True))
+        for p in _percentiles(document) if metric in shown else ():
+            _column(table, f"P{p}")
+            getters.append(_metric(f"p{p}_{metric}_ms", scale))
+    return getters
+
+
+def _metric(key: str, scale: float = 1.0, *, interval: bool = False) -> Callable[[Result], str]:
+    def get(result: Result) -> str:
+        value = result["metrics"].get(key)
+        return interval_cell(value, scale) if interval else cell(None if value is None else value["mean"], scale)
+
+    return get
+
+
+def _fill(table: Table, results: Sequence[Result], getters: Sequence[Callable[[Result], str]]) -> Table:
+    best = _best(results)
+    for result in results:
+        table.add_row(result["policy"], *[get(result) for get in getters], style="green" if result is best else "")
+    return table
+
+
+def _best(results: Sequence[Result]) -> Result | None:
+    """The lowest mean PTL that is not an oracle's, if the policies differ at all."""
+    fair = [
+        r
+        for r in results
+        if r["policy"].split(":")[0] not in ORACLES and r["metrics"]["mean_ptl_ms"]["mean"] is not None
+    ]
+    values = [r["metrics"]["mean_ptl_ms"]["mean"] for r in fair]
+    if len(set(values)) < 2:
+        return None
+    return fair[values.index(min(values))]
+
+
+def _main_table(document: Mapping[str, Any], results: Sequence[Result]) -> Table:
+    table = _table("Mean per-token latency (PTL) and end-to-end latency (E2EL)")
+    getters = _latency_columns(document, ("ptl", "e2el"), results, table)
+    _column(table, "req/s", "max slowdown")
+    getters += [_metric("request_throughput", interval=True), _metric("max_slowdown")]
+    if document["config"]["goodput"]:
+        _column(table, "goodput/s")
+        getters.append(_metric("request_goodput"))
+    return _fill(table, results, getters)
+
+
+def _latency_table(document: Mapping[str, Any], results: Sequence[Result]) -> Table:
+    table = _table("Time to first token (TTFT) and per output token after it (TPOT)")
+    getters = _latency_columns(document, ("ttft", "tpot"), results, table)
+    return _fill(table, results, getters)
+
+
+def _order_table(results: Sequence[Result]) -> Table:
+    quartiles: list[Result] = next((result["by_quartile"] for result in results if result["by_quartile"]), [])
+    unit, scale = _unit("e2el", results)
+    table = _table(
+        f"Mean E2EL, {unit}, of answers up to N tokens (quartiles); queue; rank correlation of the predictions"
+    )
+    getters: list[Callable[[Result], str]] = []
+    for i, quartile in enumerate(quartiles[:MAX_QUARTILES]):
+        _column(table, f"<={quartile['max_output_tokens']:.0f}")
+
+        def by_quartile(result: Result, i: int = i) -> str:
+            rows = result["by_quartile"]
+            return cell(rows[i]["mean_e2el_ms"]["mean"], scale) if i < len(rows) else "-"
+
+        getters.append(by_quartile)
+    _column(table, "preempted", "queue % steps", "waiting", "Spearman", "Kendall")
+    getters += [
+        lambda result: cell(result["queue"].get("preemptions")),
+        lambda result: cell(result["queue"].get("share_of_steps_with_queue"), 100),
+        lambda result: cell(result["queue"].get("mean_waiting")),
+        lambda result: _with_interval(result["prediction"], "spearman"),
+        lambda result: _with_interval(result["prediction"], "kendall_tau_b"),
+    ]
+    if any(result["queue"].get("steps_blocked_by_memory") for result in results):
+        _column(table, "blocked steps")
+        getters.append(lambda result: cell(result["queue"].get("steps_blocked_by_memory")))
+    return _fill(table, results, getters)
+
+
+def _with_interval(group: Mapping[str, Any], key: str) -> str:
+    return interval_cell({"mean": group.get(key), "ci95": (group.get("ci95") or {}).get(key)})
+
+
+def _sweep_table(document: Mapping[str, Any], title: str, value: Callable[[Result], str], points: range) -> Table:
+    settings = document["config"]["points"]
+    varied = [
+        key
+        for key in ("load", "request_rate", "decode_slots", "max_num_seqs", "aging_rate")
+        if len({str(p[key]) for p in settings}) > 1
+    ]
+    by = " and ".join(key.replace("_", "-") for key in varied)
+    table = _table(f"{title}, by {by}")
+    for point in points:
+        _column(table, "\n".join(f"{settings[point][key]:g}" for key in varied))
+    for policy in dict.fromkeys(result["policy"] for result in document["results"]):
+        by_point = {result["point"]: result for result in document["results"] if result["policy"] == policy}
+        table.add_row(policy, *[value(by_point[point]) if point in by_point else "-" for point in points])
+    return table

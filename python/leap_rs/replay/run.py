@@ -1,0 +1,131 @@
+"""One replay from a trace and options to a `ReplayResult`: reads, checks, calls the core, assembles."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from leap_rs import _leap
+from leap_rs._leap import ConfigError, TraceError
+from leap_rs.trace import Trace, schema
+from leap_rs.trace import load as load_trace
+
+from . import columns, engines, readouts
+from .options import Options, build
+from .results import ReplayResult, assemble, requests_frame
+
+if TYPE_CHECKING:
+    from leap_rs.trace import ReadOptions
+
+Progress = Callable[[float], None]
+
+
+def replay(
+    trace: str | os.PathLike[str] | pl.DataFrame,
+    *,
+    policies: Sequence[str] | str | None = None,
+    load: float | Sequence[float] | None = None,
+    seeds: int = 5,
+    keep_requests: bool = True,
+    progress: Progress | None = None,
+    **options: Any,
+) -> ReplayResult:
+    """Replay a recorded trace under several scheduling policies on a simulated engine.
+
+    trace: a trace file of any format that leap reads, or a frame in the leap trace format (checked as a file would be).
+    policies: specifications `NAME[:key=value,...]`; by default every policy that can run on this trace.
+    load: offered load as a multiple of the FCFS capacity measured on the same trace, one or several; the trace's own
+    arrival times without it.
+    seeds: runs a policy and load; the first replays the trace as recorded, each further one deals the requests anew
+    over the same arrival times. Intervals are 95 % by Student's t over them.
+    keep_requests: whether `ReplayResult.requests` holds a row a request, policy and seed.
+    progress: called with the share done, from 0 to 1.
+    options: those of the `leap-replay` command with underscores (`request_rate`, `engine`, `decode_slots`, `kv_tokens`,
+    `goodput`, `sweep`, `readout`, ...).
+
+    Raises `ConfigError` for an option that cannot be used, `TraceError` and `ReadoutError` for the inputs.
+    """
+    values: dict[str, Any] = {"load": load, "seeds": seeds, **options}
+    if policies is not None:
+        values["policies"] = (policies,) if isinstance(policies, str) else tuple(policies)
+    if isinstance(load, (list, tuple)):
+        values["load"] = tuple(load)
+    return run(trace, build(values), keep_requests=keep_requests, progress=progress)
+
+
+def run(
+    source: str | os.PathLike[str] | pl.DataFrame,
+    options: Options,
+    *,
+    read_options: ReadOptions | None = None,
+    keep_requests: bool = False,
+    progress: Progress | None = None,
+) -> ReplayResult:
+    """Replay with options that are already validated."""
+    core_engine, stated_engine = engines.resolve(options)
+    trace, trace_path = _open(source, read_options)
+    frame = trace.frame
+    notes = [str(left) for left in trace.left_out] + list(trace.notes)
+    block = schema.block_size(trace.path, trace.metadata)
+    arrays, column_notes = columns.to_columns(frame, trace_block=block, engine_block=core_engine["block_size"])
+    chosen = readouts.choose(options.readout, frame=frame, metadata=trace.metadata, trace_path=trace_path)
+    notes += column_notes + chosen.notes
+    named = options.policies
+    policies = readouts.default_policies(frame) if named is None else list(dict.fromkeys(named))
+    points = options.points()
+    request = {
+        "policies": policies,
+        "points": points,
+        "burstiness": options.burstiness,
+        "num_prompts": options.num_prompts,
+        "seed": options.seed,
+        "seeds": options.seeds,
+        "max_concurrency": options.max_concurrency,
+        "goodput": options.goodput,
+        "percentiles": list(options.metric_percentiles),
+        "max_tokens": options.max_tokens,
+        "threads": options.threads,
+        "wait_cap_s": options.wait_cap_s,
+        "engine": core_engine,
+    }
+    text, rows = _leap.replay(
+        arrays,
+        json.dumps(request, allow_nan=False),
+        None if chosen.state is None else str(chosen.state),
+        None if chosen.prompt is None else str(chosen.prompt),
+        progress,
+        keep_requests,
+    )
+    answer = json.loads(text)
+    policies = list(dict.fromkeys(result["policy"] for result in answer["results"]))
+    about = {
+        "path": None if trace_path is None else str(trace_path),
+        "format": trace.format,
+        "model": trace.metadata.get("model"),
+        "layer": trace.metadata.get("layer"),
+        "features": [name for name in ("features", "prompt_features") if name in frame.columns],
+        "scores": columns.score_names(frame),
+    }
+    document = assemble(
+        answer, options=options, policies=policies, engine=stated_engine, about=about, readouts=chosen.used, notes=notes
+    )
+    requests = None if rows is None else requests_frame(rows, frame, policies, points)
+    return ReplayResult(document, requests)
+
+
+def _open(source: str | os.PathLike[str] | pl.DataFrame, read_options: ReadOptions | None) -> tuple[Trace, Path | None]:
+    if isinstance(source, pl.DataFrame):
+        where = Path("<frame>")
+        return Trace(schema.checked(source, where, {}), where, "frame"), None
+    if not isinstance(source, (str, os.PathLike)):
+        raise TraceError(f"a trace is a path or a polars DataFrame, not {type(source).__name__}")
+    trace = load_trace(source, read_options)
+    return trace, trace.path
+
+
+__all__ = ["ConfigError", "replay", "run"]

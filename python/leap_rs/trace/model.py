@@ -1,0 +1,88 @@
+"""What a reader gives back, and the one interface that every reader has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import polars as pl
+
+from leap_rs._leap import ConfigError
+
+Unit = Literal["s", "ms", "us", "ns"]
+
+PER_SECOND: Mapping[Unit, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to treat what a foreign format may hold. The leap format is strict and needs none of them."""
+
+    strict: bool = False
+    """Refuse a file with failed or zero-length rows instead of leaving those rows out."""
+    sort: bool = False
+    """Sort a file whose times run backwards (equal times keep the order of the file) instead of refusing it."""
+    unit: Unit | None = None
+    """The unit of the file's times, where the format leaves it open."""
+
+    def __post_init__(self) -> None:
+        if self.unit is not None and self.unit not in PER_SECOND:
+            raise ConfigError(f"unit {self.unit!r} is not one of {', '.join(PER_SECOND)}")
+
+    def refuse_unit(self, path: Path, why: str) -> None:
+        """For formats whose times have one unit: a given one is a contradiction (`ConfigError`)."""
+        if self.unit is not None:
+            raise ConfigError(f"{path}: a unit ({self.unit}) cannot be given: {why}")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows of a foreign file that are no requests."""
+
+    reason: str
+    count: int
+    first: str
+    """Where the first of them stands, as the user sees it (`line 7`)."""
+
+    def __str__(self) -> str:
+        rows = "1 row" if self.count == 1 else f"{self.count} rows"
+        return f"{rows} left out: {self.reason} (first: {self.first})"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace in memory, in the columns and units of the leap format, whatever the file's own format."""
+
+    frame: pl.DataFrame
+    path: Path
+    format: str
+    metadata: dict[str, str] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a user should know before trusting the trace, one sentence each."""
+
+    @property
+    def name(self) -> str:
+        """The file's name without directory and suffix."""
+        return self.path.stem
+
+    def told(self) -> list[str]:
+        """Everything that the reader noticed, one line each, each naming the file."""
+        return [f"{self.path}: {what}" for what in (*self.left_out, *self.notes)]
+
+
+class Reader(Protocol):
+    """One trace format."""
+
+    name: str
+    description: str
+
+    def sniff(self, path: Path) -> bool:
+        """Whether the file looks like this format, judged by its first bytes and never by its suffix."""
+        ...
+
+    def read(self, path: Path, options: ReadOptions) -> Trace:
+        """Read the whole file. Raises `TraceError` that names the file, the place and the fault."""
+        ...

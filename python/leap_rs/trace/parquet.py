@@ -1,0 +1,78 @@
+"""The leap trace format on disk: Parquet with key-value metadata, read strictly and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import polars as pl
+
+from leap_rs._leap import TraceError
+from leap_rs.trace import schema
+from leap_rs.trace.files import head, reason, replacing
+from leap_rs.trace.model import ReadOptions, Trace
+
+MAGIC = b"PAR1"
+_ARROW_KEYS = ("ARROW:schema", "pandas")
+
+
+class LeapReader:
+    """The leap trace format."""
+
+    name = "leap"
+    description = "leap Parquet (arrival_s, prompt_tokens, output_tokens, ...)"
+
+    def sniff(self, path: Path) -> bool:
+        """See `Reader`."""
+        return head(path).startswith(MAGIC)
+
+    def read(self, path: Path, options: ReadOptions) -> Trace:
+        """See `Reader`."""
+        options.refuse_unit(path, "the leap format is in seconds")
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - len(MAGIC), 0))
+            whole = size >= 3 * len(MAGIC) and file.read() == MAGIC
+        if not whole:
+            raise TraceError(f"{path}: the Parquet file is truncated (its footer is missing)")
+        try:
+            metadata = dict(pl.read_parquet_metadata(path))
+            frame = pl.read_parquet(path, hive_partitioning=False, glob=False)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError) as error:
+            raise TraceError(f"{path}: the Parquet file is damaged: {reason(error)[:200]}") from error
+        for key in _ARROW_KEYS:
+            metadata.pop(key, None)
+        return Trace(schema.checked(frame, path, metadata), path, self.name, metadata)
+
+
+def write_trace(frame: pl.DataFrame, path: str | os.PathLike[str], **metadata: object) -> None:
+    """Write a trace in the leap format.
+
+    `frame` is checked as `read_trace` would check it (`TraceError` names the column and the first bad row) and gets the
+    format's dtypes; columns that the format does not know are kept. `metadata` goes into the file as text (`model`,
+    `layer`, `sampling`, `source`, `block_size`, ...; None is left out). The file appears whole or not at all, and an
+    older file of that name stays until then.
+    """
+    path = Path(path)
+    if not isinstance(frame, pl.DataFrame):
+        raise TraceError(f"{path}: a trace is written from a polars DataFrame, not from {type(frame).__name__}")
+    texts = _metadata_texts(path, metadata)
+    checked = schema.checked(frame, path, texts)
+    if path.is_dir():
+        raise TraceError(f"{path}: is a directory")
+    if not path.parent.is_dir():
+        raise TraceError(f"{path}: cannot be written: there is no directory {path.parent}")
+    with replacing(path) as temporary:
+        try:
+            checked.write_parquet(temporary, compression="zstd", metadata=texts)
+        except pl.exceptions.PolarsError as error:
+            raise TraceError(f"{path}: cannot be written: {reason(error)}") from error
+
+
+def _metadata_texts(path: Path, metadata: Mapping[str, object]) -> dict[str, str]:
+    texts = {key: str(value) for key, value in metadata.items() if value is not None}
+    reserved = [key for key in _ARROW_KEYS if key in texts]
+    if reserved:
+        raise TraceError(f"{path}: metadata key {reserved[0]!r} is reserved by the Parquet writer")
+    return {schema.VERSION_KEY: schema.VERSION, **texts}

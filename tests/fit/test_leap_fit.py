@@ -1,0 +1,266 @@
+"""`leap-fit` from end to end, against numpy on the same rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from fit_reference import Ridge, spearman
+from typer.testing import CliRunner, Result
+
+from leap_rs._leap import Readout
+from leap_rs.fit.command import app
+from leap_rs.trace import read_trace, write_trace
+
+WIDTH = 24
+LAM = 30.0
+BUDGET = 1024
+
+
+def fit(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def fit_json(*arguments: str | Path) -> list[dict[str, Any]]:
+    result = fit(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    parsed = json.loads(result.stdout, parse_constant=lambda text: pytest.fail(f"{text} is not strict JSON"))
+    assert parsed["leap_fit_version"] == 1
+    return parsed["readouts"]
+
+
+def narrow(source: Path, target: Path, columns: Sequence[str] = ("features", "prompt_features")) -> pl.DataFrame:
+    """A committed trace with its first features only, so that a test is quick."""
+    frame = read_trace(source)
+    arrays = [frame[c].cast(pl.Array(pl.Float32, frame[c].dtype.size)).to_numpy()[:, -WIDTH:] for c in columns]
+    frame = frame.drop("features", "prompt_features", strict=False)
+    frame = frame.with_columns(pl.Series(c, values) for c, values in zip(columns, arrays, strict=True))
+    write_trace(frame, target, model="m", layer=20)
+    return frame
+
+
+@pytest.fixture
+def small(tmp_path: Path, traces: Path) -> Path:
+    for name in ("instruct", "math", "code"):
+        narrow(traces / f"{name}.parquet", tmp_path / f"{name}.parquet", ("features",))
+    return tmp_path
+
+
+def arrays(path: Path, column: str = "features") -> tuple[Any, Any]:
+    frame = read_trace(path)
+    return frame[column].to_numpy().astype(np.float64), frame["output_tokens"].to_numpy()
+
+
+def test_the_readout_is_the_ridge_solution(small: Path) -> None:
+    train = [small / "instruct.parquet", small / "code.parquet"]
+    (one,) = fit_json(*train, "--out", small / "r.safetensors", "--lam", str(LAM), "--eval", small / "math.parquet")
+    parts = [arrays(path) for path in train]
+    x, lengths = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+    reference = Ridge(x, lengths, LAM, BUDGET)
+    readout = Readout.load(small / "r.safetensors")
+    features, truth = arrays(small / "math.parquet")
+    expected = reference.predict(features)
+    np.testing.assert_allclose(readout.predict(features), expected, rtol=1e-3)
+
+    scores = one["evaluations"][str(small / "math.parquet")]
+    assert set(scores) == {"frozen"}
+    assert scores["frozen"]["spearman"] == pytest.approx(spearman(expected, truth), abs=1e-3)
+    assert scores["frozen"]["mae_tokens"] == pytest.approx(np.abs(expected - truth).mean(), rel=1e-3)
+    assert (one["kind"], one["rows"], one["d"], one["max_tokens"], one["lam"]) == ("state", len(x), WIDTH, BUDGET, LAM)
+
+
+def test_out_of_fold_spearman_is_that_of_rows_left_out(small: Path) -> None:
+    (one,) = fit_json(small / "instruct.parquet", "--out", small / "r.safetensors", "--lam", str(LAM))
+    x, lengths = arrays(small / "instruct.parquet")
+    values = []
+    for seed in range(20):
+        folds = np.random.default_rng(seed).permutation(len(x)) % 5
+        predicted = np.empty(len(x))
+        for fold in range(5):
+            model = Ridge(x[folds != fold], lengths[folds != fold], LAM * 0.8, BUDGET)
+            predicted[folds == fold] = model.predict(x[folds == fold])
+        values.append(spearman(predicted, lengths))
+    assert min(values) - 0.03 < one["train_spearman"] < max(values) + 0.03
+
+
+def test_lambda_by_k_fold_is_near_the_best(small: Path) -> None:
+    (one,) = fit_json(small / "instruct.parquet", "--out", small / "r.safetensors")
+    x, lengths = arrays(small / "instruct.parquet")
+
+    def error(lam: float) -> float:
+        total = 0.0
+        for seed in range(5):
+            folds = np.random.default_rng(seed).permutation(len(x)) % 5
+            for fold in range(5):
+                model = Ridge(x[folds != fold], lengths[folds != fold], lam, BUDGET)
+                total += ((np.sqrt(model.predict(x[folds == fold])) - np.sqrt(lengths[folds == fold])) ** 2).sum()
+        return total
+
+    assert error(one["lam"]) < 1.02 * min(error(10.0**power) for power in np.arange(-1, 5.1, 0.5))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_rls_predicts_first_and_learns_after(batch: int, small: Path) -> None:
+    train, judged = small / "instruct.parquet", small / "math.parquet"
+    # Rows at the budget count with the budget as their length, so that numpy needs no imputation here.
+    (one,) = fit_json(
+        train, "--out", small / "r.safetensors", "--lam", str(LAM), "--eval", judged, "--rls", "--batch", str(batch)
+    )
+    model = Ridge(*arrays(train), LAM, BUDGET)
+    features, lengths = arrays(judged)
+    frozen = model.predict(features)
+    predicted = np.empty(len(features))
+    for row in range(len(features)):
+        if row and row % batch == 0:
+            model.learn(features[row - batch : row], lengths[row - batch : row])
+        predicted[row] = model.predict(features[row : row + 1])[0]
+    half = len(features) // 2
+    scores = one["evaluations"][str(judged)]
+    expected = {
+        "frozen": (frozen, lengths),
+        "rls": (predicted, lengths),
+        "frozen_second_half": (frozen[half:], lengths[half:]),
+        "rls_second_half": (predicted[half:], lengths[half:]),
+    }
+    assert set(scores) == set(expected)
+    for name, (values, truth) in expected.items():
+        assert scores[name]["spearman"] == pytest.approx(spearman(values, truth), abs=2e-3)
+        assert scores[name]["mae_tokens"] == pytest.approx(np.abs(values - truth).mean(), rel=2e-3)
+
+
+def test_two_kinds_go_to_two_files_each_with_its_anchor(tmp_path: Path, traces: Path) -> None:
+    narrow(traces / "code.parquet", tmp_path / "both.parquet")
+    readouts = fit_json(tmp_path / "both.parquet", "--out", tmp_path / "r.safetensors", "--lam", "30")
+    assert [(one["kind"], one["path"]) for one in readouts] == [
+        ("state", str(tmp_path / "r.safetensors")),
+        ("prompt", str(tmp_path / "r.prompt.safetensors")),
+    ]
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
+        "r.anchor.safetensors",
+        "r.prompt.anchor.safetensors",
+        "r.prompt.safetensors",
+        "r.safetensors",
+    ]
+    state = Readout.load(tmp_path / "r.safetensors").meta
+    assert (state["kind"], state["trained_on"], state["model"], state["layer"]) == ("state", ["both"], "m", 20)
+    assert Readout.load(tmp_path / "r.prompt.safetensors").meta["kind"] == "prompt"
+
+
+def test_one_kind_goes_to_the_given_file(tmp_path: Path, traces: Path) -> None:
+    narrow(traces / "code.parquet", tmp_path / "prompt.parquet", ("prompt_features",))
+    (one,) = fit_json(tmp_path / "prompt.parquet", "--out", tmp_path / "r.safetensors", "--lam", "30")
+    assert (one["kind"], one["path"]) == ("prompt", str(tmp_path / "r.safetensors"))
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == ["r.anchor.safetensors", "r.safetensors"]
+
+
+def test_the_same_seed_gives_the_same_bytes(small: Path) -> None:
+    contents = []
+    for name in ("a", "b"):
+        assert fit(small / "instruct.parquet", "--out", small / f"{name}.safetensors").exit_code == 0
+        contents.append([(small / f"{name}{kind}.safetensors").read_bytes() for kind in ("", ".anchor")])
+    assert contents[0] == contents[1]
+
+
+def test_rows_without_a_known_length_are_left_out(small: Path) -> None:
+    frame = read_trace(small / "instruct.parquet")
+    row = pl.int_range(pl.len())
+    edited = frame.with_columns(
+        finish_reason=pl.when(row < 20)
+        .then(pl.lit("abort"))
+        .when(row < 50)
+        .then(pl.lit("length"))
+        .otherwise("finish_reason"),
+        output_tokens=pl.when(row < 50).then(7).otherwise("output_tokens"),
+        max_tokens=pl.when(row < 50).then(7).otherwise("max_tokens"),
+    )
+    write_trace(edited, small / "edited.parquet", layer=20)
+    result = fit(small / "edited.parquet", "--out", small / "r.safetensors", "--lam", str(LAM))
+    assert result.exit_code == 0
+    assert "30 answers were cut before 1024 tokens" in result.stderr
+    x, lengths = arrays(small / "instruct.parquet")
+    expected = Ridge(x[50:], lengths[50:], LAM, BUDGET).predict(x)
+    np.testing.assert_allclose(Readout.load(small / "r.safetensors").predict(x), expected, rtol=1e-3)
+
+
+def test_the_report_tells_the_numbers(small: Path) -> None:
+    result = fit(
+        small / "instruct.parquet", "--out", small / "r.safetensors", "--eval", small / "instruct.parquet", "--rls"
+    )
+    assert result.exit_code == 0
+    for text in ("state readout", "lambda", "out-of-fold Spearman", "rls second half", "MAE"):
+        assert text in result.stdout
+    assert "fitted on this trace" in result.stderr
+
+
+def refused(directory: Path, *arguments: str | Path) -> str:
+    """The one line on stderr of a refused call that wrote nothing."""
+    before = sorted(directory.iterdir())
+    result = fit(*arguments, "--out", directory / "r.safetensors")
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("leap-fit: ")
+    assert sorted(directory.iterdir()) == before
+    return result.stderr
+
+
+def test_equal_lengths_have_no_variance(tmp_path: Path, small: Path) -> None:
+    rows = [f"{i * 0.05:.2f},{100 + i % 7},30" for i in range(60)]
+    (tmp_path / "equal.csv").write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]))
+    assert "the target has no variance: all 60 lengths are 30 tokens" in refused(tmp_path, tmp_path / "equal.csv")
+    frame = read_trace(small / "code.parquet").with_columns(pl.lit(30, pl.UInt32).alias("output_tokens"))
+    write_trace(frame, tmp_path / "equal.parquet")
+    assert "the target has no variance" in refused(tmp_path, tmp_path / "equal.parquet")
+    assert "no variance" in refused(tmp_path, small / "math.parquet", "--max-tokens", "1")
+
+
+def test_refusals(small: Path, tmp_path: Path) -> None:
+    csv = tmp_path / "t.csv"
+    csv.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,1,1\n1,1,2\n")
+    assert f"{csv}: nothing to fit" in refused(tmp_path, csv)
+    assert "missing.parquet: cannot be read" in refused(tmp_path, tmp_path / "missing.parquet")
+    assert "missing.parquet: cannot be read" in refused(
+        tmp_path, small / "code.parquet", "--eval", tmp_path / "missing.parquet"
+    )
+    frame = read_trace(small / "code.parquet")
+    write_trace(frame, tmp_path / "layer.parquet", layer=10)
+    assert "layer 10" in refused(tmp_path, small / "math.parquet", tmp_path / "layer.parquet")
+    assert "layer 10" in refused(tmp_path, small / "math.parquet", "--eval", tmp_path / "layer.parquet")
+    write_trace(
+        frame.with_columns(frame["features"].cast(pl.List(pl.Float32)).list.head(3).cast(pl.Array(pl.Float32, 3))),
+        tmp_path / "three.parquet",
+    )
+    assert "3 wide" in refused(tmp_path, small / "math.parquet", tmp_path / "three.parquet")
+    assert "three.parquet" in refused(tmp_path, small / "math.parquet", "--eval", tmp_path / "three.parquet")
+
+
+def test_a_missing_directory_is_told_before_anything_is_fitted(small: Path) -> None:
+    result = fit(small / "code.parquet", "--out", small / "no" / "r.safetensors")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "there is no directory" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["t.parquet"], ["t.parquet", "--out", "r.bin"], ["t.parquet", "--out", "r.safetensors", "--folds", "1"]],
+)
+def test_wrong_usage(arguments: list[str]) -> None:
+    result = fit(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_the_installed_command_ends_with_one_line(tmp_path: Path) -> None:
+    code = "from leap_rs.fit.command import main; main()"
+    call = [sys.executable, "-c", code, "missing.parquet", "--out", "r.safetensors"]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "leap-fit: missing.parquet: cannot be read: No such file or directory\n"
+    assert done.stdout == ""

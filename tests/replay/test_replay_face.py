@@ -1,0 +1,186 @@
+"""`leap_rs.replay` end to end on committed traces, and which readouts and policies it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from leap_rs._leap import ConfigError, ReadoutError, TraceError
+
+import leap_rs.replay
+from leap_rs.replay import ReplayResult, replay
+from leap_rs.trace import read_trace
+
+
+@pytest.fixture(scope="module")
+def sharegpt(traces_module: Path) -> ReplayResult:
+    return replay(traces_module / "sharegpt.parquet", load=1.2, seeds=2, engine="rtx4090-llama-8b", readout="none")
+
+
+@pytest.fixture(scope="module")
+def traces_module() -> Path:
+    return Path(__file__).parents[2] / "traces"
+
+
+def test_default_policies_in_one_table(sharegpt: ReplayResult) -> None:
+    summary = sharegpt.summary
+    assert summary["policy"].to_list() == [
+        *("fcfs", "sjf-prompt", "hrrn", "las", "mlfq", "leap-paper", "leap", "sjf-oracle", "srpt-oracle")
+    ]
+    assert any(note.startswith("leap-frozen is left out") for note in sharegpt.notes)
+    assert any("state readout learns from zero" in note for note in sharegpt.notes)
+
+
+def test_the_oracle_is_best_and_nothing_is_lost(sharegpt: ReplayResult) -> None:
+    summary = sharegpt.summary
+    ptl = dict(zip(summary["policy"], summary["mean_ptl_ms"], strict=True))
+    assert min(ptl, key=lambda policy: ptl[policy]) in ("srpt-oracle", "sjf-oracle")
+    assert ptl["srpt-oracle"] < 0.7 * ptl["fcfs"]
+    counts = sharegpt.requests.group_by("policy", "seed").len()
+    assert counts["len"].unique().to_list() == [683]
+    assert counts.height == 9 * 2
+
+
+def test_metrics_follow_from_the_rows_of_requests(sharegpt: ReplayResult) -> None:
+    """PTL, TTFT and E2EL by their definitions, from the planned arrival, averaged over requests and then over seeds."""
+    rows = sharegpt.requests.with_columns(
+        e2el=(pl.col("finish_s") - pl.col("arrival_s")) * 1e3,
+        ttft=(pl.col("first_token_s") - pl.col("arrival_s")) * 1e3,
+    ).with_columns(ptl=pl.col("e2el") / pl.col("output_tokens"))
+    means = rows.group_by("policy", "seed").agg(
+        pl.col("e2el", "ttft", "ptl").mean(), p99=pl.col("e2el").quantile(0.99, interpolation="linear")
+    )
+    found = means.group_by("policy").mean().drop("seed")
+    joined = sharegpt.summary.join(found, on="policy")
+    assert joined.height == 9
+    for ours, formula in (
+        ("mean_ptl_ms", "ptl"),
+        ("mean_ttft_ms", "ttft"),
+        ("mean_e2el_ms", "e2el"),
+        ("p99_e2el_ms", "p99"),
+    ):
+        np.testing.assert_allclose(joined[ours].to_numpy(), joined[formula].to_numpy(), rtol=1e-6)
+
+
+def test_requests_carry_the_ids_of_the_trace(sharegpt: ReplayResult, traces_module: Path) -> None:
+    frame = read_trace(traces_module / "sharegpt.parquet")
+    first = sharegpt.requests.filter((pl.col("policy") == "fcfs") & (pl.col("seed") == 0)).sort("row")
+    assert first["request_id"].to_list() == frame["request_id"].to_list()
+    assert first["output_tokens"].to_list() == frame["output_tokens"].to_list()
+    again = sharegpt.requests.filter((pl.col("policy") == "leap") & (pl.col("seed") == 1))
+    assert sorted(again["request_id"]) == sorted(frame["request_id"])
+
+
+def test_the_first_seed_replays_the_trace_as_recorded(traces: Path) -> None:
+    frame = read_trace(traces / "code.parquet")
+    rows = replay(frame, policies="fcfs", seeds=1).requests.sort("row")
+    np.testing.assert_allclose(rows["arrival_s"].to_numpy(), frame["arrival_s"].to_numpy(), atol=1e-9)
+
+
+def test_a_frame_and_its_file_give_the_same(traces: Path) -> None:
+    path = traces / "code.parquet"
+    options: dict[str, Any] = {"policies": ("fcfs", "las"), "load": [0.8, 1.2], "seeds": 2}
+    from_file, from_frame = replay(path, **options), replay(read_trace(path), **options)
+    assert from_file.to_dict()["results"] == from_frame.to_dict()["results"]
+    assert from_file.summary.height == 4
+
+
+def test_a_wrong_frame_or_option_is_refused() -> None:
+    frame = pl.DataFrame({"arrival_s": [0.0, 1.0], "prompt_tokens": [4, 4], "output_tokens": [1, 0]})
+    with pytest.raises(TraceError, match="output_tokens"):
+        replay(frame)
+    good = frame.with_columns(output_tokens=pl.lit(3))
+    with pytest.raises(ConfigError, match=r"^speed: no such option"):
+        replay(good, speed=3)
+    with pytest.raises(ConfigError, match=r"^load: "):
+        replay(good, load=-1.0)
+    with pytest.raises(TraceError, match="DataFrame"):
+        replay([1, 2])  # type: ignore[arg-type]
+
+
+def test_package_and_function_share_a_name_in_any_import_order() -> None:
+    import leap_rs.replay.run as run
+    from leap_rs.replay import replay as function
+
+    assert callable(leap_rs.replay)
+    assert function is run.replay
+
+
+def test_scores_of_others_are_replayed(traces: Path) -> None:
+    frame = read_trace(traces / "code.parquet")
+    frame = frame.with_columns(score_truth=pl.col("output_tokens").cast(pl.Float32))
+    result = replay(frame, seeds=1, keep_requests=False, load=1.2, max_num_seqs=8)
+    prediction = {one["policy"]: one["prediction"] for one in result.to_dict()["results"]}
+    assert prediction["score:truth"]["spearman"] == pytest.approx(1.0)
+    assert prediction["score:truth"]["kendall_tau_b"] == pytest.approx(1.0)
+    assert prediction["fcfs"]["spearman"] is None
+
+
+def test_equal_lengths_leave_correlations_undefined() -> None:
+    frame = pl.DataFrame(
+        {"arrival_s": [i * 0.1 for i in range(40)], "prompt_tokens": [50] * 40, "output_tokens": [30] * 40}
+    )
+    frame = frame.with_columns(score_any=pl.Series(np.linspace(1, 2, 40, dtype=np.float32)))
+    one = replay(frame, policies=("fcfs", "score:any"), load=1.2, seeds=2).to_dict()["results"][1]
+    assert one["prediction"]["spearman"] is None
+    assert one["prediction"]["kendall_tau_b"] is None
+
+
+def test_progress_goes_from_0_to_1(traces: Path) -> None:
+    seen: list[float] = []
+    replay(traces / "code.parquet", policies=("fcfs", "las"), seeds=2, progress=seen.append)
+    assert seen
+    assert all(0 <= share <= 1 for share in seen)
+
+
+class TestReadouts:
+    """Which files are taken, left alone or refused."""
+
+    @pytest.fixture
+    def home(self, tmp_path: Path, traces: Path) -> Path:
+        """A directory of its own with a trace, so that the readout beside it can vary."""
+        (tmp_path / "code.parquet").write_bytes((traces / "code.parquet").read_bytes())
+        return tmp_path
+
+    @pytest.fixture
+    def fit(self, traces: Path) -> Callable[..., None]:
+        leap_rs = pytest.importorskip("leap_rs._leap")
+
+        def save(path: Path, trace: str = "chat.parquet", d: int | None = None, **meta: Any) -> None:
+            frame = read_trace(traces / trace)
+            features = frame["features"].to_numpy()[:, :d]
+            lengths = frame["output_tokens"].to_numpy().astype(np.float64)
+            leap_rs.Readout.fit(features, lengths, max_tokens=1024, meta={"kind": "state", **meta}).save(str(path))
+
+        return save
+
+    def test_one_beside_the_trace_is_used(self, home: Path, fit: Callable[..., None]) -> None:
+        fit(home / "readout.safetensors", model="SmolLM2-135M-Instruct", layer=20, trained_on=["chat.parquet"])
+        document = replay(home / "code.parquet", seeds=1).to_dict()
+        assert document["config"]["readouts"]["state"]["path"] == str(home / "readout.safetensors")
+        assert "leap-frozen" in document["config"]["policies"]
+        assert not any("very trace" in note for note in document["notes"])
+        off = replay(home / "code.parquet", seeds=1, readout="none").to_dict()
+        assert off["config"]["readouts"]["state"] is None
+        assert "leap-frozen" not in off["config"]["policies"]
+
+    def test_training_on_the_same_trace_is_pointed_out(self, home: Path, fit: Callable[..., None]) -> None:
+        for name in ("code", "elsewhere/code.parquet"):
+            fit(home / "readout.safetensors", trained_on=["math", name])
+            assert any("very trace" in note for note in replay(home / "code.parquet", seeds=1, policies="fcfs").notes)
+
+    @pytest.mark.parametrize("misfit", [{"d": 100}, {"model": "other"}, {"layer": 7}])
+    def test_a_misfit_beside_the_trace_is_left_alone_but_refused_when_asked_for(
+        self, home: Path, fit: Callable[..., None], misfit: dict[str, Any]
+    ) -> None:
+        path = home / "readout.safetensors"
+        fit(path, **misfit)
+        result = replay(home / "code.parquet", seeds=1, policies="fcfs")
+        assert result.to_dict()["config"]["readouts"]["state"] is None
+        assert any("is not used" in note for note in result.notes)
+        with pytest.raises(ReadoutError, match="does not fit"):
+            replay(home / "code.parquet", seeds=1, policies="fcfs", readout=path)

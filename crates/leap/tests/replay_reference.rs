@@ -169,7 +169,7 @@ fn compare(scenario: &Scenario) -> Result<(), TestCaseError> {
     let out: Vec<u32> = left_out(&trace, config).into_iter().map(|(row, _)| row).collect();
     let rows: Vec<u32> = (0..trace.len() as u32).filter(|row| !out.contains(row)).collect();
     prop_assume!(!rows.is_empty());
-    let input = RunInput::new(&trace, &rows, Arrivals::Recorded { speed: 1.0 }, 0, 0).unwrap();
+    let input = RunInput::new(&trace, &rows, rows.len(), Arrivals::Recorded { speed: 1.0 }, 0, 0).unwrap();
     let mut reference = Reference::new(&trace, &input, config, &spec, &options);
     reference.run();
     let outcome = simulate(&trace, &input, config, &spec, &Readouts::default(), &options, &Control::default()).unwrap();

@@ -1,11 +1,13 @@
 //! A second engine model, written from its specification alone and as plainly as possible: one step at a time, plain
 //! lists, every choice made anew by looking at everybody. It is what the replayer's results are held against.
 
+mod memory;
+mod order;
 mod pool;
 
 use leap::remaining::next_level;
 use leap::replay::{CostModel, EngineConfig, Options, PolicySpec, Readouts, Rule, RunInput, Trace};
-use pool::{Content, Pool};
+use pool::Pool;
 
 /// One request, and all that happens to it.
 #[derive(Clone, Default)]
@@ -209,165 +211,6 @@ impl<'a> Reference<'a> {
         self.waiting.push(id);
     }
 
-    /// When another predictor's score is there; before that the running mean stands for it.
-    fn scored_s(&self, id: usize) -> f64 {
-        self.requests[id].sent + self.spec.delay_s
-    }
-
-    fn take_scores(&mut self, now: f64) {
-        let Rule::Score(name) = &self.spec.rule else { return };
-        let scores = self.trace.score(name).unwrap();
-        for id in 0..self.sent {
-            if self.requests[id].score.is_none() && self.scored_s(id) <= now {
-                self.requests[id].score = Some(f64::from(scores[self.requests[id].row]));
-                self.requests[id].key = self.queue_key(id);
-                self.choose_anew |= self.spec.delay_s > 0.0;
-            }
-        }
-    }
-
-    fn mean_length(&self) -> f64 {
-        if self.finished > 0 { self.finished_tokens / f64::from(self.finished) } else { self.max_tokens / 4.0 }
-    }
-
-    /// Tokens still to come, as the policy believes, `generated` of them being there.
-    fn remaining(&self, id: usize) -> f64 {
-        let request = &self.requests[id];
-        let generated = request.generated;
-        match &self.spec.rule {
-            Rule::SjfPrompt => f64::from(request.prompt),
-            Rule::Las => 1.0 + f64::from(generated),
-            Rule::Mlfq => {
-                let (mut level, mut top) = (0, 32);
-                while generated >= top {
-                    level += 1;
-                    top *= 4;
-                }
-                32.0 * 4_f64.powi(level)
-            }
-            Rule::SjfOracle => f64::from(request.output),
-            Rule::SrptOracle => (f64::from(request.output) - f64::from(generated)).max(1.0),
-            Rule::Score(_) => match request.score {
-                Some(score) => (score - f64::from(generated)).max(1.0),
-                None => self.mean_length(),
-            },
-            _ => unreachable!("no remaining in this policy"),
-        }
-    }
-
-    fn queue_key(&self, id: usize) -> f64 {
-        if !self.spec.levers.queue || matches!(self.spec.rule, Rule::Fcfs | Rule::Hrrn) {
-            return id as f64;
-        }
-        self.order_key(id, self.spec.memory_weight)
-    }
-
-    fn slot_key(&self, id: usize) -> f64 {
-        if self.spec.levers.slots { self.order_key(id, self.spec.slots_memory_weight) } else { id as f64 }
-    }
-
-    fn order_key(&self, id: usize, memory_weight: f64) -> f64 {
-        let request = &self.requests[id];
-        let remaining = self.remaining(id);
-        let held = f64::from(request.prompt) + f64::from(request.generated) + remaining / 2.0;
-        let memory = if memory_weight > 0.0 { memory_weight * held.ln() } else { 0.0 };
-        remaining.ln() + memory + self.spec.aging_rate * request.arrival
-    }
-
-    /// Who is admitted next, whether it has waited past the cap, and whether only that put it first.
-    fn head(&self, now: f64) -> Option<(usize, bool, bool)> {
-        let by_key = if self.spec.rule == Rule::Hrrn {
-            let ratio = |id: usize| (now - self.requests[id].arrival) / f64::from(self.requests[id].prompt);
-            self.waiting.iter().copied().min_by(|&x, &y| ratio(y).total_cmp(&ratio(x)).then(x.cmp(&y)))
-        } else {
-            let key = |id: usize| self.requests[id].key;
-            self.waiting.iter().copied().min_by(|&x, &y| key(x).total_cmp(&key(y)).then(x.cmp(&y)))
-        };
-        let overdue = |&id: &usize| self.wait_cap_s.is_some_and(|cap| now - self.requests[id].queued >= cap);
-        let queued = |id: usize| self.requests[id].queued;
-        let oldest = self
-            .waiting
-            .iter()
-            .copied()
-            .filter(overdue)
-            .min_by(|&x, &y| queued(x).total_cmp(&queued(y)).then(x.cmp(&y)));
-        match oldest {
-            Some(id) => Some((id, true, by_key != Some(id))),
-            None => by_key.map(|id| (id, false, false)),
-        }
-    }
-
-    fn content(&self, id: usize, block: usize) -> Content {
-        let request = &self.requests[id];
-        let parts = (self.trace.prefix_block_size / self.config.block_size).max(1) as usize;
-        let in_prompt = (block + 1) * self.config.block_size as usize <= request.prompt as usize;
-        let hashes = self.trace.prefix_blocks.as_ref().map(|blocks| &blocks[request.row]);
-        match hashes.and_then(|hashes| hashes.get(block / parts)) {
-            Some(&hash) if in_prompt => Content::Shared { hash, part: (block % parts) as u32 },
-            _ => Content::Own { request: id, block },
-        }
-    }
-
-    /// Cached blocks that a request can start from.
-    fn hits(&self, id: usize) -> Vec<usize> {
-        if !self.config.enable_prefix_caching {
-            return Vec::new();
-        }
-        let tokens = self.requests[id].prompt + self.requests[id].generated;
-        let most = (tokens - 1) / self.config.block_size;
-        (0..most as usize).map_while(|block| self.pool.find(self.content(id, block))).collect()
-    }
-
-    fn blocks_for(&self, tokens: u32) -> usize {
-        tokens.div_ceil(self.config.block_size) as usize
-    }
-
-    /// Blocks that a request lacks to store so many tokens.
-    fn lacks(&self, id: usize, tokens: u32) -> usize {
-        self.blocks_for(tokens) - self.requests[id].blocks.len()
-    }
-
-    /// Gives a request the blocks for so many tokens.
-    fn allocate(&mut self, id: usize, tokens: u32) {
-        for _ in 0..self.lacks(id, tokens) {
-            let block = self.pool.allocate();
-            self.requests[id].blocks.push(block);
-        }
-    }
-
-    /// Counts `more` tokens of a request, for which it has blocks, as stored.
-    fn store(&mut self, id: usize, more: u32) {
-        let tokens = self.requests[id].stored + more;
-        self.requests[id].stored = tokens;
-        if self.config.enable_prefix_caching {
-            for block in 0..(tokens / self.config.block_size) as usize {
-                let content = self.content(id, block);
-                self.pool.publish(self.requests[id].blocks[block], content);
-            }
-        }
-    }
-
-    fn victim(&self) -> Option<usize> {
-        let mut candidates = self.residents.iter().copied().filter(|&id| !self.requests[id].ends());
-        if self.spec.levers.slots {
-            candidates.max_by(|&x, &y| self.slot_key(x).total_cmp(&self.slot_key(y)).then(x.cmp(&y)))
-        } else {
-            candidates.next_back()
-        }
-    }
-
-    fn preempt(&mut self, id: usize, now: f64) {
-        self.residents.retain(|&other| other != id);
-        let request = &mut self.requests[id];
-        let blocks = std::mem::take(&mut request.blocks);
-        request.stored = 0;
-        request.preemptions += 1;
-        self.pool.release(&blocks);
-        self.preemptions += 1;
-        self.choose_anew = true;
-        self.enqueue(id, now);
-    }
-
     /// Who decodes in this step, in order of admission.
     fn decoders(&mut self) -> Vec<usize> {
         let could = |id: &usize| !self.requests[*id].prefills() && !self.requests[*id].ends();
@@ -499,76 +342,6 @@ impl<'a> Reference<'a> {
     /// Blocks that these decoders lack for one more token each.
     fn needed(&self, decoding: &[usize]) -> usize {
         decoding.iter().map(|&id| self.lacks(id, self.requests[id].stored + 1)).sum()
-    }
-
-    /// Tokens that a waiting request has to prefill.
-    fn left(&self, id: usize, hits: &[usize]) -> u32 {
-        self.requests[id].prompt + self.requests[id].generated - hits.len() as u32 * self.config.block_size
-    }
-
-    /// The first chunk of a waiting request and the cached blocks that it starts from, if there is room for it.
-    fn fits(&self, id: usize, budget: u32) -> Option<(u32, Vec<usize>)> {
-        let hits = self.hits(id);
-        let cached = hits.len() as u32 * self.config.block_size;
-        let tokens = self.requests[id].prompt + self.requests[id].generated;
-        let left = self.left(id, &hits);
-        if left > budget && !self.config.enable_chunked_prefill {
-            return None;
-        }
-        let chunk = left.min(budget);
-        let room_for = if self.config.reserve_full_prompt { tokens } else { cached + chunk };
-        let idle_hits = hits.iter().filter(|&&block| self.pool.is_free(block)).count();
-        let wanted = self.blocks_for(room_for) - hits.len() + idle_hits;
-        let spare = if self.residents.is_empty() { 0.0 } else { self.config.watermark * self.pool.len() as f64 };
-        let seat = self.residents.len() < self.config.max_num_seqs as usize;
-        (seat && wanted + spare as usize <= self.pool.free()).then_some((chunk, hits))
-    }
-
-    /// The evict lever: preempts residents that decode or could, the worst first, until the head of the queue fits;
-    /// nobody if it does not fit even then. Each must be `evict_factor` times worse than the head.
-    fn evict_for(&mut self, head: usize, overdue: bool, budget: u32, prefilling: &[usize], now: f64) -> bool {
-        if !self.spec.levers.evict || now < self.next_eviction_s {
-            return false;
-        }
-        let key = |id: usize| self.order_key(id, self.spec.memory_weight);
-        let bar = if overdue { f64::NEG_INFINITY } else { key(head) + self.spec.evict_factor.ln() };
-        let may_go = |&id: &usize| {
-            !self.requests[id].ends() && !self.requests[id].prefills() && !prefilling.contains(&id) && key(id) > bar
-        };
-        let mut worse: Vec<usize> = self.residents.iter().copied().filter(may_go).collect();
-        worse.sort_by(|&x, &y| key(y).total_cmp(&key(x)).then(y.cmp(&x)));
-        // Try it: without the first of them, the first two, and so on.
-        let (pool, residents) = (self.pool.clone(), self.residents.clone());
-        let enough = (1..=worse.len()).find(|&count| {
-            let victim = worse[count - 1];
-            self.pool.release(&self.requests[victim].blocks);
-            self.residents.retain(|&id| id != victim);
-            self.fits(head, budget).is_some()
-        });
-        (self.pool, self.residents) = (pool, residents);
-        let Some(count) = enough else { return false };
-        for &victim in &worse[..count] {
-            self.preempt(victim, now);
-        }
-        self.next_eviction_s = now + count as f64 / self.spec.evict_per_s;
-        true
-    }
-
-    /// Makes a waiting request a resident.
-    fn admit(&mut self, id: usize, chunk: u32, hits: Vec<usize>, now: f64) {
-        for &block in &hits {
-            self.pool.share(block);
-        }
-        self.waiting.retain(|&other| other != id);
-        self.residents.push(id);
-        let request = &mut self.requests[id];
-        self.waited_s += now - request.queued;
-        request.stored = hits.len() as u32 * self.config.block_size;
-        request.blocks = hits;
-        request.target = request.prompt + request.generated;
-        request.idle_steps = 0;
-        self.allocate(id, self.requests[id].stored + chunk);
-        self.store(id, chunk);
     }
 
     /// The end of a step: its tokens, and in order of time what else has happened by then.

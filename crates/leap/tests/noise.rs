@@ -80,7 +80,43 @@ fn leverage_deflates_a_residual() {
         plain.observe(12.0, residual, 0.0);
         inflated.observe(12.0, 2.0 * residual, 3.0);
     }
-    assert_eq!(plain, inflated);
+    for score in [5.0, 12.0, 30.0] {
+        assert_eq!(plain.sigma(score), inflated.sigma(score));
+    }
+}
+
+#[test]
+fn answers_that_end_at_the_budget_are_foretold_by_their_level() {
+    // Two kinds of answers behind one score: half short ones, half that run to M = 1024. No residual shape that is
+    // scaled by s(m) has exactly half of its mass at M.
+    let mut noise = Noise::new(1024).with_forgetting(1.0);
+    for i in 0..2_000 {
+        let root = if i % 2 == 0 { 32.0 } else { 8.0 + f64::from(i % 5) };
+        noise.observe(20.0, root - 20.0, 0.0);
+    }
+    let distribution = noise.distribution(20.0, 1024);
+    let at_cap = distribution.weights.last().copied().unwrap();
+    assert_eq!(distribution.lengths.last(), Some(&1024.0));
+    assert!((at_cap - 0.5).abs() < 0.02, "{at_cap}");
+}
+
+#[test]
+fn a_sharp_readout_is_not_blurred_by_its_level() {
+    // Scores all over one level (15 to 18.5 of 32), each true to +-0.1: a level's lengths spread by more.
+    let mut noise = Noise::new(1024).with_forgetting(1.0);
+    for i in 0..4_000 {
+        let score = 15.0 + 3.5 * f64::from(i % 97) / 97.0;
+        noise.observe(score, if i % 2 == 0 { 0.1 } else { -0.1 }, 0.0);
+    }
+    let distribution = noise.distribution(15.2, 1024);
+    let near: f64 = distribution
+        .lengths
+        .iter()
+        .zip(&distribution.weights)
+        .filter(|(length, _)| (length.sqrt() - 15.2).abs() < 0.5)
+        .map(|(_, weight)| weight)
+        .sum();
+    assert!(near > 0.9, "{near}");
 }
 
 #[test]
@@ -97,7 +133,7 @@ fn shape_follows_skewed_residuals() {
         inside.map(|(_, w)| w).sum()
     };
     // P(Exp - 1 < z): 0 at -1.25, 1 - exp(-1) at 0, 1 - exp(-3) at 2; a normal would have 0.11, 0.5 and 0.977.
-    assert!(below(60.0 - 7.5) < 0.01);
+    assert!(below(60.0 - 7.5) < 0.01, "{}", below(60.0 - 7.5));
     assert!((below(60.0) - 0.632).abs() < 0.05, "{}", below(60.0));
     assert!((below(72.0) - 0.950).abs() < 0.015, "{}", below(72.0));
 }

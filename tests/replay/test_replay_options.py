@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leap_rs._leap import ConfigError
 
+from leap_rs._leap import ConfigError
 from leap_rs.replay.options import METRICS, SWEPT, Options, build, grid
 
 TEXT = st.text(alphabet="abx:=,.- 013", max_size=8)

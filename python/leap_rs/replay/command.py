@@ -92,12 +92,15 @@ def leap_replay(
 def _as_typed(error: LeapError) -> str:
     """The message with its option as the command line spells it."""
     text = str(error)
-    name, colon, rest = text.partition(": ")
-    if not (isinstance(error, ConfigError) and colon and re.fullmatch(r"[a-z_]+", name)):
+    found = re.match(r"([a-z_]+)(?=:? )", text)
+    if found is None or not isinstance(error, ConfigError):
         return text
-    if not hasattr(arguments, "".join(part.capitalize() for part in name.replace("policies", "policy").split("_"))):
+    name = found[1].replace("policies", "policy")
+    if name in ("policy", "trace") and not text.startswith("policies"):
+        return text  # "policy leap:speed=1: ..." quotes a specification
+    if not hasattr(arguments, "".join(part.capitalize() for part in name.split("_"))):
         return text
-    return f"--{name.replace('policies', 'policy').replace('_', '-')}: {rest}"
+    return f"--{name.replace('_', '-')}{text[found.end() :]}"
 
 
 def _replay(trace: Path, given: dict[str, Any], *, strict: bool, sort: bool) -> ReplayResult:

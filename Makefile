@@ -9,7 +9,8 @@ TRACE ?= traces/sharegpt.parquet
 TRAIN ?= traces/chat.parquet traces/instruct.parquet
 READOUT ?= traces/readout.safetensors
 LOAD ?= 1.2
-REPLAY_ARGS ?=
+# The committed trace is short against the engine: replayed once, it would only fill and drain it.
+REPLAY_ARGS ?= --num-prompts 5000
 PYTEST_ARGS ?=
 # The release profile shares its dependencies with the extension module: half the time of a cold build in the dev profile.
 CARGO_TEST ?= --release

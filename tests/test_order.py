@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leap_rs._leap import AgingQueue, ConfigError, LeapError, remaining, select_slots
 
 

@@ -16,7 +16,7 @@ from fit_reference import Ridge, spearman
 from typer.testing import CliRunner, Result
 
 from leap_rs._leap import Readout
-from leap_rs.fit.command import app
+from leap_rs.fit.command import app, expand, short_names
 from leap_rs.trace import read_trace, write_trace
 
 WIDTH = 24
@@ -25,7 +25,7 @@ BUDGET = 1024
 
 
 def fit(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, expand([str(argument) for argument in arguments]))
 
 
 def fit_json(*arguments: str | Path) -> list[dict[str, Any]]:
@@ -194,9 +194,66 @@ def test_the_report_tells_the_numbers(small: Path) -> None:
         small / "instruct.parquet", "--out", small / "r.safetensors", "--eval", small / "instruct.parquet", "--rls"
     )
     assert result.exit_code == 0
-    for text in ("state readout", "lambda", "out-of-fold Spearman", "rls second half", "MAE"):
+    for text in ("state readout", "lambda", "rows that a fold left out", "RLS, second half", "MAE"):
         assert text in result.stdout
     assert "fitted on this trace" in result.stderr
+
+
+def test_all_files_after_eval_are_judged_on_and_none_of_them_is_trained_on(small: Path) -> None:
+    train, math, code = (small / f"{name}.parquet" for name in ("instruct", "math", "code"))
+    out = ("--out", small / "r.safetensors", "--lam", str(LAM))
+    (alone,) = fit_json(train, *out)
+    expected = (small / "r.safetensors").read_bytes()
+    for words in (
+        (train, *out, "--eval", math, code),
+        (train, "--eval", math, code, *out),
+        (train, *out, "--eval", math, "--eval", code),
+        (train, *out, f"--eval={math}", code, "--rls"),
+        ("--eval", math, code, *out, "--", train),
+    ):
+        # `--` ends the options, so --json goes in front of them all.
+        (one,) = fit_json(*words) if "--" not in words else json.loads(fit("--json", *words).stdout)["readouts"]
+        assert one["rows"] == alone["rows"]
+        assert list(one["evaluations"]) == [str(math), str(code)]
+        assert (small / "r.safetensors").read_bytes() == expected
+        assert Readout.load(small / "r.safetensors").meta["trained_on"] == ["instruct"]
+
+
+def test_files_after_eval_leave_none_to_train_on(small: Path) -> None:
+    """`--eval A B` takes B as well, so that what is missing is told instead of trained on."""
+    result = fit("--out", small / "r.safetensors", "--eval", small / "math.parquet", small / "code.parquet")
+    assert result.exit_code == 2
+    assert "TRACE" in result.stderr
+    assert not (small / "r.safetensors").exists()
+
+
+def test_the_table_names_traces_by_stem_within_100_columns(small: Path) -> None:
+    long = small / f"{'long-name-' * 9}.parquet"
+    long.write_bytes((small / "code.parquet").read_bytes())
+    result = fit(
+        small / "instruct.parquet", "--out", small / "r.safetensors", "--rls", "--eval", small / "math.parquet", long
+    )
+    table = result.stdout.split("\n\n")[1].splitlines()
+    assert table[0].split() == ["readout", "trace", "predictions", "Spearman", "MAE", "tokens"]
+    assert [line.split()[1] for line in table[1:5]] == ["math"] * 4
+    assert len({line.split()[1] for line in table[5:]}) == 1
+    assert len(table) == 9
+    assert max(map(len, table)) <= 100
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["a/x.parquet", "b/y.csv"], ["x", "y"]),
+        (["a/x.parquet", "b/x.parquet", "c/y.csv"], ["a/x", "b/x", "y"]),
+        (["x.parquet", "b/x.parquet"], ["x", "b/x"]),
+        (["a/x.parquet", "a/x.csv"], ["x.parquet", "x.csv"]),
+        (["a/x.parquet", "a/x.parquet"], ["x", "x"]),
+    ],
+)
+def test_short_names_tell_traces_apart(paths: list[str], names: list[str]) -> None:
+    found = short_names(paths)
+    assert [found[path] for path in paths] == names
 
 
 def refused(directory: Path, *arguments: str | Path) -> str:

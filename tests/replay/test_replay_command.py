@@ -113,6 +113,8 @@ def test_wrong_usage_is_status_2(run: Run, words: list[str]) -> None:
         (["--goodput", "speed:1"], "--goodput"),
         (["--kv-tokens", "16"], "--kv-tokens: "),
         (["--max-num-seqs", "0"], "--max-num-seqs: "),
+        (["--max-num-batched-tokens", "16"], "--max-num-batched-tokens"),
+        (["--policy", "leap:wait_cap_s=x"], "policy leap:wait_cap_s=x: "),
         (["--cost-model", "missing.json"], "missing.json"),
         (["--readout", "missing.safetensors"], "missing.safetensors"),
         (["--result-dir", "x"], "--save-result"),

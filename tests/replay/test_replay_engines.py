@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leap_rs._leap import ConfigError
 
+from leap_rs._leap import ConfigError
 from leap_rs.replay.engines import COST_KEYS, presets, resolve
 from leap_rs.replay.options import build
 

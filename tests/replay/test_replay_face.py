@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from leap_rs._leap import ConfigError, ReadoutError, TraceError
 
-import leap_rs.replay
+from leap_rs._leap import ConfigError, ReadoutError, TraceError
 from leap_rs.replay import ReplayResult, replay
 from leap_rs.trace import read_trace
 
@@ -102,12 +103,13 @@ def test_a_wrong_frame_or_option_is_refused() -> None:
         replay([1, 2])  # type: ignore[arg-type]
 
 
-def test_package_and_function_share_a_name_in_any_import_order() -> None:
-    import leap_rs.replay.run as run
-    from leap_rs.replay import replay as function
-
-    assert callable(leap_rs.replay)
-    assert function is run.replay
+@pytest.mark.parametrize("first", ["leap_rs", "leap_rs.replay", "leap_rs.replay.run", "leap_rs.replay.command"])
+def test_package_and_function_share_a_name_in_any_import_order(first: str) -> None:
+    code = (
+        f"import {first}; import leap_rs; from leap_rs.replay import replay; from leap_rs.replay.run import replay as own; "
+        "assert leap_rs.replay is replay is own"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_scores_of_others_are_replayed(traces: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leap_rs._leap import ConfigError
 
+from leap_rs._leap import ConfigError
 from leap_rs.replay.options import METRICS, SWEPT, Options, build, grid
 
 TEXT = st.text(alphabet="abx:=,.- 013", max_size=8)
@@ -97,6 +97,7 @@ def test_request_rate_inf_becomes_text_that_strict_json_can_carry() -> None:
         ({"metadata": ["results=1"]}, "metadata", "result itself"),
         ({"sweep": ["load"]}, "sweep", "NAME=START:STOP:STEP"),
         ({"sweep": ["speed=1:2:1"]}, "sweep", "cannot sweep 'speed'"),
+        ({"sweep": ["policy=fcfs,leap"]}, "sweep", "cannot sweep 'policy'"),
         ({"sweep": ["load=1:2"]}, "sweep", "START:STOP:STEP"),
         ({"sweep": ["load=1:2:x"]}, "sweep", "START:STOP:STEP"),
         ({"sweep": ["load=2:1:0.1"]}, "sweep", "START <= STOP"),

@@ -42,7 +42,8 @@ def test_undefined_is_a_dash() -> None:
     assert interval_cell({"mean": None, "ci95": None}) == "-"
     assert interval_cell({"mean": 1234.0, "ci95": None}, 1e-3) == "1.23"
     assert interval_cell({"mean": 63.0, "ci95": [58.0, 68.0]}) == "63.0 ±5.0"
-    assert interval_cell({"mean": 630.0, "ci95": [629.8, 630.2]}) == "630 ±0.20"
+    assert interval_cell({"mean": 0.34, "ci95": [0.34, 0.34]}) == "0.34 ±0"
+    assert interval_cell({"mean": 630.0, "ci95": [629.8, 630.2]}) == "630 ±0.2"
 
 
 def test_the_tables_fit_120_columns_and_hold_every_policy(make_document: Make, core_result: Make, paired: Make) -> None:

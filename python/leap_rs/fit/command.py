@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
+from leap_rs import terminal
 from leap_rs._leap import LeapError, Readout, TraceError
 from leap_rs.fit import data
 from leap_rs.fit.evaluate import Score, evaluate
@@ -23,7 +25,15 @@ SUFFIX = ".safetensors"
 
 TargetName = Literal["sqrt", "log", "raw"]
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+WIDTH = 100
+NAME_WIDTH = 48
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+def expand(words: Sequence[str]) -> list[str]:
+    """`--eval A B` as `--eval A --eval B`: a trace to judge on must never end up among those to fit on."""
+    return terminal.expand(words, {"--eval": lambda _: True})
 
 
 class Target(str, Enum):
@@ -32,6 +42,9 @@ class Target(str, Enum):
     SQRT = "sqrt"
     LOG = "log"
     RAW = "raw"
+
+
+NAMES: Mapping[Target, TargetName] = {Target.SQRT: "sqrt", Target.LOG: "log", Target.RAW: "raw"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,10 @@ def leap_fit(
     traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Traces to fit on.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The readout's file, NAME.safetensors.", show_default=False)],
     evaluation: Annotated[
-        list[Path] | None, typer.Option("--eval", metavar="TRACE", help="Evaluate on this trace too (repeatable).")
+        list[Path] | None,
+        typer.Option(
+            "--eval", metavar="TRACE ...", help="Evaluate on these traces; all words up to the next option are taken."
+        ),
     ] = None,
     rls: Annotated[
         bool, typer.Option("--rls", help="Also stream each evaluation trace through RLS: predict first, learn after.")
@@ -107,19 +123,16 @@ def leap_fit(
     """
     if out.suffix != SUFFIX:
         raise typer.BadParameter(f"{out} must end with {SUFFIX}", param_hint="--out")
-    errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
-    options = Options(lam, folds, target.value, max_tokens, seed, batch, rls)
-    try:
+    options = Options(lam, folds, NAMES[target], max_tokens, seed, batch, rls)
+    with terminal.ending("leap-fit"):
         fitted, notes = run(traces, evaluation or [], out, options)
-    except LeapError as error:
-        errors.print(f"leap-fit: {error}")
-        raise typer.Exit(1) from error
-    for note in notes:
-        errors.print(f"leap-fit: {note}")
-    if as_json:
-        typer.echo(json.dumps({"leap_fit_version": 1, "readouts": [one.to_dict() for one in fitted]}, allow_nan=False))
-    else:
-        report(fitted)
+        for note in notes:
+            print(f"leap-fit: {note}", file=sys.stderr)
+        if as_json:
+            result = {"leap_fit_version": 1, "readouts": [one.to_dict() for one in fitted]}
+            print(json.dumps(result, allow_nan=False), flush=True)
+        else:
+            report(fitted)
 
 
 def run(
@@ -216,22 +229,45 @@ def train_spearman(readout: Readout) -> float | None:
 
 
 def report(fitted: Sequence[Fitted]) -> None:
-    """Print what was fitted and how it scores."""
-    console = Console(soft_wrap=True, markup=False, highlight=False)
+    """Print what was fitted and how it scores, each on at most `WIDTH` columns unless a path is longer."""
+    console = Console(width=WIDTH, soft_wrap=True, markup=False, highlight=False)
     for one in fitted:
         readout = one.readout
         console.print(
-            f"{one.kind} readout: {one.path}  ({one.rows} rows, d {readout.d}, lambda {readout.lam:g}, "
-            f"max_tokens {readout.max_tokens}, out-of-fold Spearman {shown(train_spearman(readout))})"
+            f"{one.kind} readout: {one.path}\n"
+            f"  {one.rows} rows, d {readout.d}, lambda {readout.lam:g}, max_tokens {readout.max_tokens}, "
+            f"Spearman {shown(train_spearman(readout))} on rows that a fold left out"
         )
-    rows = [(one.kind, path, scores) for one in fitted for path, scores in one.evaluations.items()]
-    if not rows:
+    names = short_names([path for one in fitted for path in one.evaluations])
+    if not names:
         return
-    table = Table("readout", Column("trace", overflow="fold"), "scored", "Spearman", "MAE tokens")
-    for kind, path, scores in rows:
-        for name, score in scores.items():
-            table.add_row(kind, path, name.replace("_", " "), shown(score.spearman), f"{score.mae_tokens:.1f}")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for column in ("readout", "trace"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("predictions", no_wrap=True)
+    for column in ("Spearman", "MAE tokens"):
+        table.add_column(column, no_wrap=True, justify="right")
+    for one in fitted:
+        for path, scores in one.evaluations.items():
+            for name, score in scores.items():
+                told = name.replace("_second_half", ", second half").replace("rls", "RLS")
+                table.add_row(one.kind, names[path], told, shown(score.spearman), f"{score.mae_tokens:.1f}")
+    console.print()
     console.print(table)
+
+
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """The stem of each path, with as many directories before it as tell it from the others; cut in front to fit."""
+    parts = {path: Path(path).with_suffix("").parts for path in paths}
+    if len(set(parts.values())) < len(parts):
+        parts = {path: Path(path).parts for path in paths}
+    names = {}
+    for path, own in parts.items():
+        others = [other for other in parts.values() if other != own]
+        count = next((n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others)), len(own))
+        name = "/".join(own[-count:])
+        names[path] = name if len(name) <= NAME_WIDTH else f"…{name[1 - NAME_WIDTH :]}"
+    return names
 
 
 def shown(value: float | None) -> str:
@@ -239,6 +275,6 @@ def shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def main() -> None:
-    """Entry point. Exit status: 0 done, 1 a `LeapError` (one line on stderr), 2 wrong usage."""
-    app()
+def main(words: Sequence[str] | None = None) -> None:
+    """Entry point. Exit status: 0 done, 1 a `LeapError` (one line on stderr), 2 wrong usage, 130 interrupted."""
+    app(args=expand(sys.argv[1:] if words is None else words), prog_name="leap-fit")

@@ -6,7 +6,10 @@ from typing import Annotated
 import typer
 
 Trace = Annotated[
-    Path, typer.Argument(metavar="TRACE", help="Trace file of any format that leap reads.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="TRACE", help="Trace file: leap's own Parquet, an Azure 2023 CSV or a vidur CSV.", show_default=False
+    ),
 ]
 Load = Annotated[
     float | None,
@@ -25,7 +28,15 @@ Burstiness = Annotated[
     float,
     typer.Option(help="Shape of the Gamma arrivals of --request-rate: 1 is Poisson, below it burstier."),
 ]
-NumPrompts = Annotated[int | None, typer.Option(help="Replay only the first N requests.")]
+NumPrompts = Annotated[
+    int | None,
+    typer.Option(
+        help=(
+            "Replay N requests: the first N of the trace or, beyond its length, the trace over and over. One that is "
+            "short against --max-num-seqs never brings the engine to its load."
+        )
+    ),
+]
 MaxConcurrency = Annotated[
     int | None,
     typer.Option(help="Send at most N requests at a time; latencies still count from the planned arrival."),
@@ -114,8 +125,9 @@ Policy = Annotated[
         metavar="NAME[:key=value,...]",
         help=(
             "A policy to replay, repeatable: fcfs, sjf-prompt, hrrn, las, mlfq, leap-frozen, leap-paper, leap, "
-            "score:NAME, sjf-oracle, srpt-oracle. Keys: levers, order, objective, rls, aging_rate, memory_weight, "
-            "wait_cap_steps. All that can run by default."
+            "score:NAME, sjf-oracle, srpt-oracle. Keys: levers, order, objective, rls, batch, aging_rate, memory_weight, "
+            "wait_cap_steps, wait_cap_s, evict_factor, evict_per_s; for score:NAME also delay_s and gpu_share. All that "
+            "can run by default."
         ),
     ),
 ]

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from leap_rs import terminal
 from leap_rs._leap import ConfigError, LeapError
+from leap_rs.terminal import looks_like
 
 from . import arguments
 
@@ -21,31 +23,14 @@ if TYPE_CHECKING:
 # Plain help: boxes cut long option names at 80 columns.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-INTERRUPTED = 130
-
 # Options that take several values after one name in vllm bench serve, and what such a value looks like.
-_SEVERAL = {"--goodput": re.compile(r"\w+:\S+"), "--metadata": re.compile(r"[^\s=-][^=]*=.*")}
+_SEVERAL = {"--goodput": looks_like(r"\w+:\S+"), "--metadata": looks_like(r"[^\s=-][^=]*=.*")}
 _NOT_OPTIONS = ("trace", "policy", "json_output", "save_result", "result_dir", "result_filename", "strict", "sort")
 
 
 def expand(words: Sequence[str]) -> list[str]:
     """`--goodput ttft:500 tpot:50` as `--goodput ttft:500 --goodput tpot:50`, so that vLLM's own spelling works."""
-    expanded: list[str] = []
-    option: str | None = None
-    first = False
-    for i, word in enumerate(words):
-        if word == "--":
-            return [*expanded, *words[i:]]
-        if word in _SEVERAL:
-            option, first = word, True
-        elif first:
-            first = False
-        elif option is not None and _SEVERAL[option].fullmatch(word) and not Path(word).exists():
-            expanded.append(option)
-        else:
-            option = None
-        expanded.append(word)
-    return expanded
+    return terminal.expand(words, _SEVERAL)
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -94,7 +79,7 @@ def leap_replay(
     given = {name: value for name, value in locals().items() if name not in _NOT_OPTIONS and value is not None}
     if policy:
         given["policies"] = tuple(policy)
-    try:
+    with terminal.ending("leap-replay", _as_typed):
         if not save_result and (result_dir is not None or result_filename is not None):
             raise ConfigError("--result-dir and --result-filename: need --save-result")
         result = _replay(trace, given, strict=strict, sort=sort)
@@ -102,27 +87,20 @@ def leap_replay(
         _show(result, as_json=json_output)
         if saved is not None:
             print(f"saved to {saved}", file=sys.stderr if json_output else sys.stdout)
-    except LeapError as error:
-        print(f"leap-replay: {_one_line(error)}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        print("leap-replay: interrupted", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
-    except BrokenPipeError:
-        # The reader of a pipe (head, less) has gone: nothing is wrong, and Python must not complain when it flushes.
-        sys.stdout = None
-        raise typer.Exit(0) from None
 
 
-def _one_line(error: LeapError) -> str:
-    """The message on one line, its option as the command line spells it."""
-    text = " ".join(str(error).split())
-    name, colon, rest = text.partition(": ")
-    if not (isinstance(error, ConfigError) and colon and re.fullmatch(r"[a-z_]+", name)):
+def _as_typed(error: LeapError) -> str:
+    """The message with its option as the command line spells it."""
+    text = str(error)
+    found = re.match(r"([a-z_]+)(?=:? )", text)
+    if found is None or not isinstance(error, ConfigError):
         return text
-    if not hasattr(arguments, "".join(part.capitalize() for part in name.replace("policies", "policy").split("_"))):
+    name = found[1].replace("policies", "policy")
+    if name in ("policy", "trace") and not text.startswith("policies"):
+        return text  # "policy leap:speed=1: ..." quotes a specification
+    if not hasattr(arguments, "".join(part.capitalize() for part in name.split("_"))):
         return text
-    return f"--{name.replace('policies', 'policy').replace('_', '-')}: {rest}"
+    return f"--{name.replace('_', '-')}{text[found.end() :]}"
 
 
 def _replay(trace: Path, given: dict[str, Any], *, strict: bool, sort: bool) -> ReplayResult:
@@ -196,4 +174,4 @@ def main(words: Sequence[str] | None = None) -> None:
         app(args=expand(sys.argv[1:] if words is None else words), prog_name="leap-replay")
     except KeyboardInterrupt:
         print("leap-replay: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(terminal.INTERRUPTED)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .remarks import enough, is_short
+
 ORACLES = ("srpt-oracle", "sjf-oracle")
 # Below this share the order hardly ever had a choice, and a reader should know before reading on.
 SELDOM = 0.02
@@ -19,7 +21,7 @@ def conclude(document: Mapping[str, Any], point: int) -> str:
     base = next((result for result in results if result["policy"] == "fcfs"), None)
     share = (base or results[0])["queue"].get("share_of_steps_with_queue")
     if share == 0 and _all_equal(results):
-        return f"{where}: no policy can matter at this load, because there is no queue (raise --load)."
+        return f"{where}: no policy can matter at this load, because there is no queue ({_remedy(document, point)})."
     if base is None:
         return f"{where}: fcfs was not replayed, so there is nothing to compare with (add --policy fcfs)."
     subject = _subject(results)
@@ -38,6 +40,13 @@ def conclude(document: Mapping[str, Any], point: int) -> str:
     if oracle is not None:
         parts.append(oracle)
     return f"{where}: {'; '.join(parts)}.{_seldom(share)}"
+
+
+def _remedy(document: Mapping[str, Any], point: int) -> str:
+    load = next(result["load"] for result in document["results"] if result["point"] == point)
+    if is_short(document, point) and (load is None or load >= 1):
+        return f"the trace ends before one builds up; {enough(document)} repeats it"
+    return "raise --load"
 
 
 def describe_point(document: Mapping[str, Any], point: int) -> str:

@@ -52,7 +52,7 @@ def _percentiles(value: object) -> object:
     except (TypeError, ValueError):
         raise ValueError(f"expected numbers such as 50,90,99, got {value!r}") from None
     if any(not 0 <= number <= 100 for number in numbers):
-        raise ValueError("a percentile lies between 0 and 100")
+        raise ValueError(f"a percentile lies between 0 and 100, got {value!r}")
     return tuple(numbers)
 
 
@@ -144,15 +144,14 @@ def parse_sweep(value: object) -> object:
                 raise ValueError(f"expected NAME=START:STOP:STEP, got {item!r}")
             if name in swept:
                 raise ValueError(f"{key} is swept twice")
+            _require_swept(name)
             swept[name] = grid(text)
         value = swept
     if not isinstance(value, dict):
         return value
     result: dict[str, list[float]] = {}
     for name, numbers in value.items():
-        if name not in SWEPT:
-            choices = ", ".join(key.replace("_", "-") for key in SWEPT)
-            raise ValueError(f"cannot sweep {name!r}, expected one of {choices}")
+        _require_swept(name)
         values = [float(number) for number in numbers]
         whole = name in ("decode_slots", "max_num_seqs")
         if not values:
@@ -164,6 +163,11 @@ def parse_sweep(value: object) -> object:
                 raise ValueError(f"{name} must be a whole number, got {number:g}")
         result[name] = list(dict.fromkeys(values))
     return result
+
+
+def _require_swept(name: str) -> None:
+    if name not in SWEPT:
+        raise ValueError(f"cannot sweep {name!r}, expected one of {', '.join(key.replace('_', '-') for key in SWEPT)}")
 
 
 class Options(BaseModel):
@@ -251,6 +255,6 @@ def build(values: dict[str, Any]) -> Options:
             name, message = (head, tail) if colon and head in Options.model_fields else ("", message)
         elif first["type"] == "extra_forbidden":
             message = "no such option"
-        elif "got" not in message:
+        elif first["type"] != "value_error":
             message = f"{message[0].lower()}{message[1:]}, got {values.get(name)!r}"
         raise ConfigError(f"{name}: {message}" if name else message) from None

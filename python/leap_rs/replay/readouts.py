@@ -82,7 +82,9 @@ def _take(
     if misfit is not None:
         if required:
             raise ReadoutError(f"{path}: does not fit this trace: {misfit}")
-        chosen.notes.append(f"{path} is not used: {misfit}")
+        # A trace without any features is replayed as often as not; that no readout fits it needs no words.
+        if column in frame.columns:
+            chosen.notes.append(f"{path} is not used: {misfit}")
         return
     if kind == "prompt":
         chosen.prompt = path

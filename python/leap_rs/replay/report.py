@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,13 +19,15 @@ Result = Mapping[str, Any]
 
 
 def _decimals(size: float) -> int:
-    return 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+    return 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.0995 or size < 0.0005 else 3
 
 
 def cell(value: float | None, scale: float = 1.0) -> str:
-    """Three significant digits, at most two decimals; '-' for an undefined number."""
+    """Three significant digits, at most three decimals; '-' for an undefined number."""
     if value is None:
         return "-"
+    if value == 0:
+        return "0"
     value = value * scale
     return f"{value / 1000:.0f}k" if abs(value) >= 99_950 else f"{value:.{_decimals(abs(value))}f}"
 
@@ -39,7 +42,9 @@ def interval_cell(value: Mapping[str, Any] | None, scale: float = 1.0) -> str:
     if text.endswith("k"):
         return f"{text} ±{cell(half)}"
     rounded = f"{half:.{_decimals(abs(mean * scale))}f}"
-    return f"{text} ±{rounded if float(rounded) > 0 else cell(half)}"
+    if float(rounded) == 0:
+        rounded = f"{half:.1g}" if half >= 1e-4 else "0"
+    return f"{text} ±{rounded}"
 
 
 def render(document: Mapping[str, Any], console: Console, *, text_width: int | None = None) -> None:
@@ -47,12 +52,15 @@ def render(document: Mapping[str, Any], console: Console, *, text_width: int | N
 
     Text wraps at `text_width` columns; tables never shrink below what they hold if the console is `WIDTH` wide.
     """
-    _print(console, _header(document), width=text_width)
+    width = min(text_width or WIDTH, console.width)
+    for line in _header(document):
+        _print(console, line, width=width)
     points = document["config"]["points"]
     if len(points) == 1:
         results = document["results"]
         for table in (_main_table(document, results), _latency_table(document, results), _order_table(results)):
             _print_table(console, table)
+        _print(console, _legend(results), style="dim", width=width)
     else:
         for title, value in (
             ("Mean PTL, ms", _metric("mean_ptl_ms")),
@@ -64,44 +72,68 @@ def render(document: Mapping[str, Any], console: Console, *, text_width: int | N
                 _print_table(console, _sweep_table(document, title, value, shown))
     _print(console, "")
     for note in document["notes"]:
-        _print(console, f"note: {note}", style="dim", width=text_width)
+        _print(console, f"note: {note}", style="dim", width=width)
     for sentence in document["conclusions"]:
-        _print(console, sentence, style="bold", width=text_width)
+        _print(console, sentence, style="bold", width=width)
 
 
-def _print(console: Console, text: str, style: str = "", width: int | None = None) -> None:
+def _print(console: Console, text: str, style: str = "", width: int = WIDTH) -> None:
+    """One paragraph. Wrapped here, since rich leaves a space at the end of each line that it wraps."""
+    kept = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    wrapped = textwrap.fill(kept, width, break_long_words=False, break_on_hyphens=False).replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
     # Text, not markup: a path may hold brackets.
-    console.print(Text(text, style=style), width=width)
+    console.print(Text(wrapped, style=style), soft_wrap=True)
 
 
 def _print_table(console: Console, table: Table) -> None:
     # The title apart: inside, it would wrap at the width of a narrow table.
-    _print(console, f"\n{table.caption}", style="bold")
+    console.print()
+    _print(console, str(table.caption), style="bold")
     table.caption = None
     console.print(table)
 
 
-def _header(document: Mapping[str, Any]) -> str:
-    trace, config = document["trace"], document["config"]
-    lines = [f"{trace.get('path') or 'frame'}: {trace['requests']} requests over {number(trace['duration_s'])} s"]
-    limits = f"{config['max_num_seqs']} sequences, {config['max_num_batched_tokens']} tokens a step"
-    limits += f", KV {config['kv_tokens_usable']} tokens"
+def _header(document: Mapping[str, Any]) -> list[str]:
+    config = document["config"]
+    limits = f"{config['max_num_seqs']} sequences, {config['max_num_batched_tokens']} tokens a step, "
+    limits += f"KV cache of {config['kv_tokens_usable']} tokens"
     if config.get("decode_slots"):
         limits += f", {config['decode_slots']} decode slots"
-    lines.append(f"engine {config['engine']} ({limits})")
+    lines = [_replayed(document), f"engine {config['engine']} ({limits})"]
     for kind, used in config["readouts"].items():
         lines.append(f"{kind} readout: " + ("none, learns from zero" if used is None else str(used["path"])))
+    seeds = config["seeds"]
+    about = f"means over {seeds} seeds" if seeds > 1 else "one seed"
     if len(config["points"]) == 1:
-        seeds = config["seeds"]
-        about = f"mean over {seeds} seeds, ± is half a 95 % interval" if seeds > 1 else "one seed"
+        about += ", ± is half a 95 % interval" if seeds > 1 else ", so no intervals"
         lines.append(f"{describe_point(document, 0)}{_capacity(config)}; {about}")
-    return "\n".join(lines)
+    else:
+        lines.append(f"{len(config['points'])} points{_capacity(config)}; {about}")
+    return lines
+
+
+def _replayed(document: Mapping[str, Any]) -> str:
+    """Where the requests come from, and how many of them were replayed how often."""
+    trace, wanted = document["trace"], document["config"]["num_prompts"]
+    recorded = trace.get("recorded_requests", trace["requests"])
+    head = min(wanted or recorded, recorded)
+    text = f"{head} request{'s' * (head != 1)}" if head == recorded else f"the first {head} of {recorded} requests"
+    text = f"{trace.get('path') or 'frame'}: {text} over {number(trace['duration_s'])} s"
+    if trace["left_out"]:
+        text += f", {len(trace['left_out'])} of them left out"
+    if trace["requests"] > head:
+        text += f", repeated to {trace['requests']}"
+    return text
 
 
 def _capacity(config: Mapping[str, Any]) -> str:
-    found = config.get("capacity_rps")
-    value = found[0] if isinstance(found, list) and found else found
-    return f"; FCFS capacity {number(value)} req/s" if isinstance(value, (int, float)) else ""
+    found = [value for value in config.get("capacity_rps") or [] if value is not None]
+    if not found:
+        return ""
+    low, high = number(min(found)), number(max(found))
+    return f"; FCFS capacity (load 1) {low if low == high else f'{low} to {high}'} req/s"
 
 
 def _table(title: str) -> Table:
@@ -194,7 +226,7 @@ def _order_table(results: Sequence[Result]) -> Table:
     quartiles: list[Result] = next((result["by_quartile"] for result in results if result["by_quartile"]), [])
     unit, scale = _unit("e2el", results)
     table = _table(
-        f"Mean E2EL, {unit}, of answers up to N tokens (quartiles); queue; rank correlation of the predictions"
+        f"Mean E2EL, {unit}, of answers up to N tokens (quartiles); the queue; rank correlation with the true lengths"
     )
     getters: list[Callable[[Result], str]] = []
     for i, quartile in enumerate(quartiles[:MAX_QUARTILES]):
@@ -205,7 +237,7 @@ def _order_table(results: Sequence[Result]) -> Table:
             return cell(rows[i]["mean_e2el_ms"]["mean"], scale) if i < len(rows) else "-"
 
         getters.append(by_quartile)
-    _column(table, "preempted", "queue % steps", "waiting", "Spearman", "Kendall")
+    _column(table, "preempted", "queue %", "waiting", "Spearman", "Kendall")
     getters += [
         lambda result: cell(result["queue"].get("preemptions")),
         lambda result: cell(result["queue"].get("share_of_steps_with_queue"), 100),
@@ -213,10 +245,24 @@ def _order_table(results: Sequence[Result]) -> Table:
         lambda result: _with_interval(result["prediction"], "spearman"),
         lambda result: _with_interval(result["prediction"], "kendall_tau_b"),
     ]
-    if any(result["queue"].get("steps_blocked_by_memory") for result in results):
-        _column(table, "blocked steps")
+    if _blocked(results):
+        _column(table, "blocked")
         getters.append(lambda result: cell(result["queue"].get("steps_blocked_by_memory")))
     return _fill(table, results, getters)
+
+
+def _blocked(results: Sequence[Result]) -> bool:
+    return any(result["queue"].get("steps_blocked_by_memory") for result in results)
+
+
+def _legend(results: Sequence[Result]) -> str:
+    text = (
+        "preempted: times that a request lost its KV cache; queue %: share of steps that left a request waiting; waiting: "
+        "mean number that wait, also for the running step to end"
+    )
+    if _blocked(results):
+        text += "; blocked: steps in which the next in line found no room in the KV cache"
+    return text
 
 
 def _with_interval(group: Mapping[str, Any], key: str) -> str:

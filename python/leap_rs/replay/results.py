@@ -109,6 +109,7 @@ def assemble(
 ) -> dict[str, Any]:
     """The result object from the core's answer and what Python knows about the run."""
     from .conclude import conclude
+    from .remarks import remarks
 
     told = dict(answer["trace"])
     left_out = list(told.get("left_out") or [])
@@ -144,6 +145,7 @@ def assemble(
         "results": [_result(one, points, options) for one in answer["results"]],
         "notes": [*notes, *(_unfit(left_out)), *answer.get("notes", [])],
     }
+    document["notes"] += remarks(document)
     document["conclusions"] = [conclude(document, point) for point in range(len(points))]
     return document
 

@@ -106,6 +106,7 @@ def run(
     about = {
         "path": None if trace_path is None else str(trace_path),
         "format": trace.format,
+        "recorded_requests": frame.height,
         "model": trace.metadata.get("model"),
         "layer": trace.metadata.get("layer"),
         "features": [name for name in ("features", "prompt_features") if name in frame.columns],

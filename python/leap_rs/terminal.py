@@ -1,0 +1,63 @@
+"""What the commands share: options that take several values, and how a command ends."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from leap_rs._leap import LeapError
+
+INTERRUPTED = 130
+
+
+def expand(words: Sequence[str], several: Mapping[str, Callable[[str], bool]]) -> list[str]:
+    """`--option A B` as `--option A --option B`, for the options of `several`.
+
+    After such an option the first value is taken as it is, and each further word for which the option's function is
+    true. It may not look like an option itself, and `--` ends everything.
+    """
+    expanded: list[str] = []
+    option: str | None = None
+    first = False
+    for i, word in enumerate(words):
+        if word == "--":
+            return [*expanded, *words[i:]]
+        name, equals, _ = word.partition("=")
+        if name in several:
+            option, first = name, not equals
+        elif first:
+            first = False
+        elif option is not None and not word.startswith("-") and several[option](word):
+            expanded.append(option)
+        else:
+            option = None
+        expanded.append(word)
+    return expanded
+
+
+def looks_like(pattern: str) -> Callable[[str], bool]:
+    """For `expand`: whether the whole word matches and is no file, so that a trace after such values stays a trace."""
+    compiled = re.compile(pattern)
+    return lambda word: compiled.fullmatch(word) is not None and not Path(word).exists()
+
+
+@contextmanager
+def ending(command: str, describe: Callable[[LeapError], str] = str) -> Iterator[None]:
+    """Ends a command: a `LeapError` is one line on stderr and status 1, Ctrl-C is status 130, a closed pipe is done."""
+    try:
+        yield
+    except LeapError as error:
+        print(f"{command}: {' '.join(describe(error).split())}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        print(f"{command}: interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) has gone: nothing is wrong, and Python must not complain when it flushes.
+        sys.stdout = None
+        raise typer.Exit(0) from None

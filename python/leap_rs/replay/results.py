@@ -122,6 +122,7 @@ def assemble(
         "config": {
             **engine,
             "policies": list(policies),
+            "policy_options": {one["name"]: one for one in answer["policies"]},
             "points": points,
             **{
                 name: getattr(options, name)

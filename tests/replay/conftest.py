@@ -104,6 +104,7 @@ def make_document() -> Callable[..., dict[str, Any]]:
         answer = {
             "trace": {"requests": 100, "duration_s": 40.0, "left_out": []},
             "capacity_rps": [2.2] * len(parsed.points()),
+            "policies": [{"name": name} for name in dict.fromkeys(result["policy"] for result in results)],
             "notes": [],
             "results": list(results),
         }

@@ -25,7 +25,8 @@ const FORGETTING: f64 = 0.9995;
 const SIGMA_FLOOR: f64 = 0.05;
 /// Geometric bins of length from 1 to M; behind them one for lengths of M itself, where many answers end.
 const LENGTHS: usize = 40;
-/// Labels of its level that the residuals' shape counts for against the lengths seen at that level.
+/// Labels of its level that the residuals' shape counts for against the lengths seen at that level, where the deviation
+/// is wide beside the level; more where it is not.
 const LOCAL_WEIGHT: f64 = 16.0;
 /// Mass that always sits at the cap: an answer may run away whatever was predicted.
 const CAP_MASS: f64 = 1e-3;
@@ -110,12 +111,16 @@ impl Noise {
 
     /// Learns from one label. `score` is the prediction m that was made before the label was known, `residual` is
     /// sqrt(L) - m, `leverage` is u'Pu, which inflates its variance to s^2 (1 + u'Pu). Values that are not finite are
-    /// passed over.
+    /// passed over, as is a residual too large to square.
     pub fn observe(&mut self, score: f64, residual: f64, leverage: f64) {
         if !score.is_finite() || !residual.is_finite() || leverage.is_nan() {
             return;
         }
         let scaled = residual / (1.0 + leverage.max(0.0)).sqrt();
+        let square = scaled * scaled;
+        if !square.is_finite() {
+            return;
+        }
         let z = scaled / self.sigma(score);
         if self.forgetting < 1.0 {
             let sums = self.counts.iter_mut().chain(&mut self.squares).chain(&mut self.shape);
@@ -124,7 +129,7 @@ impl Noise {
         }
         let level = (self.position(score) + 0.5).clamp(0.0, (LEVELS - 1) as f64) as usize;
         self.counts[level] += 1.0;
-        self.squares[level] += scaled * scaled;
+        self.squares[level] += square;
         let bin = ((z + Z_MAX) / Z_STEP).clamp(0.0, (BINS - 1) as f64) as usize;
         self.shape[bin] += 1.0;
         let length = (score + residual).max(1.0).powi(2);
@@ -155,13 +160,19 @@ impl Noise {
         let (left, share) = self.between(score);
         let seen = |bin: usize| (1.0 - share) * self.lengths[left][bin] + share * self.lengths[left + 1][bin];
         let labels: f64 = (0..=LENGTHS).map(seen).sum();
-        let unit = 1.0 / (LOCAL_WEIGHT + labels);
-        let step = f64::from(self.max_tokens).ln() / LENGTHS as f64;
+        let sigma = self.sigma(score);
+        // A level holds scores over its whole width: where they tell lengths apart more finely than that, what the level
+        // led to is blurred, and the residuals about the score itself know better.
+        let prior = LOCAL_WEIGHT * (1.0 + (self.width() / sigma).powi(4));
+        let unit = 1.0 / (prior + labels);
+        let longest = f64::from(self.max_tokens);
+        let step = longest.ln() / LENGTHS as f64;
         let local = (0..=LENGTHS).filter(|&bin| seen(bin) > 0.0).map(|bin| {
-            let length = ((bin as f64 + if bin < LENGTHS { 0.5 } else { 0.0 }) * step).exp();
+            // M itself, not what rounding makes of it: Gittins counts what ends at the cap as ended there.
+            let length = if bin == LENGTHS { longest } else { ((bin as f64 + 0.5) * step).exp() };
             (length, seen(bin) * unit)
         });
-        on_grid(score, self.sigma(score), cap, &masses, LOCAL_WEIGHT * unit, local)
+        on_grid(score, sigma, cap, &masses, prior * unit, local)
     }
 
     /// Labels seen, each with what forgetting left of its weight.
@@ -181,9 +192,14 @@ impl Noise {
         (left, at - left as f64)
     }
 
+    /// Width of a level, on the square-root scale.
+    fn width(&self) -> f64 {
+        (f64::from(self.max_tokens).sqrt() - 1.0) / LEVELS as f64
+    }
+
     /// Where `score` lies among the centres of the levels: 0 at the first centre, 1 at the second.
     fn position(&self, score: f64) -> f64 {
-        let width = (f64::from(self.max_tokens).sqrt() - 1.0) / LEVELS as f64;
+        let width = self.width();
         if width <= 0.0 || score.is_nan() {
             return 0.0;
         }

@@ -7,6 +7,7 @@ use leap::rls::Anchor;
 use leap::rows::Rows;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
 use pyo3::types::PyType;
 
 use crate::error::{ReadoutError, to_py};
@@ -57,6 +58,11 @@ impl PyOnlineReadout {
     fn lock(&self) -> MutexGuard<'_, OnlineReadout> {
         // The core changes nothing where it fails, so what a panicking thread left behind is whole.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lock, waited for without the GIL: an update may hold it for long.
+    fn attached(&self, py: Python<'_>) -> MutexGuard<'_, OnlineReadout> {
+        self.inner.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
     }
 
     fn scores(&self, py: Python<'_>, features: &Bound<'_, PyAny>) -> PyResult<(Vec<f32>, u32)> {
@@ -153,12 +159,12 @@ impl PyOnlineReadout {
         py.detach(|| self.lock().flush()).map_err(to_py)
     }
 
-    fn readout(&self) -> PyResult<PyReadout> {
-        self.lock().readout().map(PyReadout::bare).map_err(to_py)
+    fn readout(&self, py: Python<'_>) -> PyResult<PyReadout> {
+        self.attached(py).readout().map(PyReadout::bare).map_err(to_py)
     }
 
-    fn noise(&self, score: f64) -> f64 {
-        self.lock().noise().sigma(score)
+    fn noise(&self, py: Python<'_>, score: f64) -> f64 {
+        self.attached(py).noise().sigma(score)
     }
 
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
@@ -172,33 +178,33 @@ impl PyOnlineReadout {
     }
 
     #[getter]
-    fn d(&self) -> usize {
-        self.lock().d()
+    fn d(&self, py: Python<'_>) -> usize {
+        self.attached(py).d()
     }
 
     #[getter]
-    fn max_tokens(&self) -> u32 {
-        self.lock().max_tokens()
+    fn max_tokens(&self, py: Python<'_>) -> u32 {
+        self.attached(py).max_tokens()
     }
 
     #[getter]
-    fn anchored(&self) -> bool {
-        self.lock().anchored()
+    fn anchored(&self, py: Python<'_>) -> bool {
+        self.attached(py).anchored()
     }
 
     #[getter]
-    fn known(&self) -> bool {
-        self.lock().known()
+    fn known(&self, py: Python<'_>) -> bool {
+        self.attached(py).known()
     }
 
     #[getter]
-    fn updates(&self) -> u64 {
-        self.lock().updates()
+    fn updates(&self, py: Python<'_>) -> u64 {
+        self.attached(py).updates()
     }
 
     #[getter]
-    fn waiting(&self) -> usize {
-        self.lock().waiting()
+    fn waiting(&self, py: Python<'_>) -> usize {
+        self.attached(py).waiting()
     }
 }
 
@@ -227,7 +233,7 @@ impl PyLearner {
     #[new]
     #[pyo3(signature = (online, *, capacity=1024))]
     fn new(online: &Bound<'_, PyOnlineReadout>, capacity: usize) -> PyResult<Self> {
-        let online = online.get().lock().clone();
+        let online = online.get().attached(online.py()).clone();
         let (d, max_tokens) = (online.d(), online.max_tokens());
         Ok(Self { inner: Learner::start(online, capacity).map_err(to_py)?, d, max_tokens })
     }

@@ -24,11 +24,10 @@ const FORGETTING: f64 = 0.9995;
 /// Deviations below this (square-root scale) claim more than whole tokens can show.
 const SIGMA_FLOOR: f64 = 0.05;
 /// Geometric bins of length from 1 to M; behind them one for lengths of M itself, where many answers end.
-const LENGTHS: usize = 64;
-/// Labels of its level that the residuals' shape counts for against the lengths seen at that level.
+const LENGTHS: usize = 40;
+/// Labels of its level that the residuals' shape counts for against the lengths seen at that level, where the deviation
+/// is wide beside the level; more where it is not.
 const LOCAL_WEIGHT: f64 = 16.0;
-/// Labels that an even share of both parts counts for.
-const SHARE_WEIGHT: f64 = 32.0;
 /// Mass that always sits at the cap: an answer may run away whatever was predicted.
 const CAP_MASS: f64 = 1e-3;
 
@@ -57,8 +56,6 @@ pub struct Noise {
     squares: [f64; LEVELS],
     shape: [f64; BINS],
     lengths: Vec<Vec<f64>>,
-    /// Labels that the lengths of their level foretold, a share of each by how much better than the shape.
-    local: f64,
 }
 
 #[derive(Deserialize)]
@@ -69,18 +66,17 @@ struct Stored {
     squares: [f64; LEVELS],
     shape: [f64; BINS],
     lengths: Vec<Vec<f64>>,
-    local: f64,
 }
 
 impl TryFrom<Stored> for Noise {
     type Error = Error;
 
     fn try_from(stored: Stored) -> Result<Self> {
-        let Stored { max_tokens, forgetting, counts, squares, shape, lengths, local } = stored;
+        let Stored { max_tokens, forgetting, counts, squares, shape, lengths } = stored;
         if lengths.len() != LEVELS || lengths.iter().any(|level| level.len() != LENGTHS + 1) {
             return Err(Error::Readout(format!("noise: lengths are not {LEVELS} levels of {} bins", LENGTHS + 1)));
         }
-        let sums = counts.iter().chain(&squares).chain(&shape).chain(lengths.iter().flatten()).chain([&local]);
+        let sums = counts.iter().chain(&squares).chain(&shape).chain(lengths.iter().flatten());
         if max_tokens == 0 || !(forgetting > 0.0 && forgetting <= 1.0) {
             return Err(Error::Readout(format!(
                 "noise: max_tokens {max_tokens} or forgetting {forgetting} out of range"
@@ -89,7 +85,7 @@ impl TryFrom<Stored> for Noise {
         if let Some(bad) = sums.copied().find(|sum| !(sum.is_finite() && *sum >= 0.0)) {
             return Err(Error::Readout(format!("noise: expected sums that are finite and not negative, got {bad}")));
         }
-        Ok(Self { max_tokens, forgetting, counts, squares, shape, lengths, local })
+        Ok(Self { max_tokens, forgetting, counts, squares, shape, lengths })
     }
 }
 
@@ -103,7 +99,6 @@ impl Noise {
             squares: [0.0; LEVELS],
             shape: [0.0; BINS],
             lengths: vec![vec![0.0; LENGTHS + 1]; LEVELS],
-            local: 0.0,
         }
     }
 
@@ -116,32 +111,32 @@ impl Noise {
 
     /// Learns from one label. `score` is the prediction m that was made before the label was known, `residual` is
     /// sqrt(L) - m, `leverage` is u'Pu, which inflates its variance to s^2 (1 + u'Pu). Values that are not finite are
-    /// passed over.
+    /// passed over, as is a residual too large to square.
     pub fn observe(&mut self, score: f64, residual: f64, leverage: f64) {
         if !score.is_finite() || !residual.is_finite() || leverage.is_nan() {
             return;
         }
         let scaled = residual / (1.0 + leverage.max(0.0)).sqrt();
+        let square = scaled * scaled;
+        if !square.is_finite() {
+            return;
+        }
         let z = scaled / self.sigma(score);
-        let bin = self.length_bin(score + residual);
-        let (local, shape) = self.foretold(score, bin);
         if self.forgetting < 1.0 {
             let sums = self.counts.iter_mut().chain(&mut self.squares).chain(&mut self.shape);
-            let sums = sums.chain(self.lengths.iter_mut().flatten()).chain([&mut self.local]);
+            let sums = sums.chain(self.lengths.iter_mut().flatten());
             sums.for_each(|sum| *sum *= self.forgetting);
         }
         let level = (self.position(score) + 0.5).clamp(0.0, (LEVELS - 1) as f64) as usize;
         self.counts[level] += 1.0;
-        self.squares[level] += scaled * scaled;
-        let z_bin = ((z + Z_MAX) / Z_STEP).clamp(0.0, (BINS - 1) as f64) as usize;
-        self.shape[z_bin] += 1.0;
-        self.lengths[level][bin] += 1.0;
-        // One step of expectation maximisation: the label's share by the odds that the two parts had given it.
-        let share = self.local_share();
-        let (local, shape) = (share * local, (1.0 - share) * shape);
-        if local + shape > 0.0 {
-            self.local += local / (local + shape);
-        }
+        self.squares[level] += square;
+        let bin = ((z + Z_MAX) / Z_STEP).clamp(0.0, (BINS - 1) as f64) as usize;
+        self.shape[bin] += 1.0;
+        let length = (score + residual).max(1.0).powi(2);
+        let longest = f64::from(self.max_tokens);
+        // Rounding of the square root must not move an answer that ended at M.
+        let bin = if length > longest - 0.5 { LENGTHS } else { (length.ln() / longest.ln() * LENGTHS as f64) as usize };
+        self.lengths[level][bin.min(LENGTHS)] += 1.0;
     }
 
     /// s(m): deviation of sqrt(L) around `score`, on the square-root scale. Positive and finite.
@@ -156,64 +151,28 @@ impl Noise {
         ((1.0 - share) * variance(left) + share * variance(left + 1)).sqrt().max(SIGMA_FLOOR)
     }
 
-    /// Distribution of the length of a request with this `score` that stops at `cap` tokens, a mixture of two: lengths
-    /// (m + s z)^2 over the histogram of z, and the lengths that scores of this level led to. Their shares are learned
-    /// from which of the two foretold the labels better: a sharp readout leaves little to its level, and only the level
-    /// knows how many answers end at M. Clipped to `[1, cap]`, what lies above the cap is at the cap, and never less than
-    /// a thousandth of the mass.
+    /// Distribution of the length of a request with this `score` that stops at `cap` tokens, a mixture: lengths
+    /// (m + s z)^2 over the histogram of z, and the lengths that scores of this level led to, which weigh in with their
+    /// number. Clipped to `[1, cap]`, what lies above the cap is at the cap, and never less than a thousandth of the mass.
     pub fn distribution(&self, score: f64, cap: u32) -> LengthDistribution {
-        let masses = self.masses();
+        let total = SHAPE_WEIGHT + self.shape.iter().sum::<f64>();
+        let masses: [f64; BINS] = std::array::from_fn(|i| (SHAPE_WEIGHT * NORMAL[i] + self.shape[i]) / total);
         let (left, share) = self.between(score);
         let seen = |bin: usize| (1.0 - share) * self.lengths[left][bin] + share * self.lengths[left + 1][bin];
         let labels: f64 = (0..=LENGTHS).map(seen).sum();
-        let unit = self.local_share() / (LOCAL_WEIGHT + labels);
-        let step = f64::from(self.max_tokens).ln() / LENGTHS as f64;
+        let sigma = self.sigma(score);
+        // A level holds scores over its whole width: where they tell lengths apart more finely than that, what the level
+        // led to is blurred, and the residuals about the score itself know better.
+        let prior = LOCAL_WEIGHT * (1.0 + (self.width() / sigma).powi(4));
+        let unit = 1.0 / (prior + labels);
+        let longest = f64::from(self.max_tokens);
+        let step = longest.ln() / LENGTHS as f64;
         let local = (0..=LENGTHS).filter(|&bin| seen(bin) > 0.0).map(|bin| {
-            let length = ((bin as f64 + if bin < LENGTHS { 0.5 } else { 0.0 }) * step).exp();
+            // M itself, not what rounding makes of it: Gittins counts what ends at the cap as ended there.
+            let length = if bin == LENGTHS { longest } else { ((bin as f64 + 0.5) * step).exp() };
             (length, seen(bin) * unit)
         });
-        on_grid(score, self.sigma(score), cap, &masses, 1.0 - unit * labels, local)
-    }
-
-    /// Share of the lengths of the level in the mixture.
-    fn local_share(&self) -> f64 {
-        (SHARE_WEIGHT / 2.0 + self.local) / (SHARE_WEIGHT + self.count())
-    }
-
-    /// Histogram of z, shrunk to the normal.
-    fn masses(&self) -> [f64; BINS] {
-        let total = SHAPE_WEIGHT + self.shape.iter().sum::<f64>();
-        std::array::from_fn(|i| (SHAPE_WEIGHT * NORMAL[i] + self.shape[i]) / total)
-    }
-
-    /// Bin of the length with square root `root`.
-    fn length_bin(&self, root: f64) -> usize {
-        let longest = f64::from(self.max_tokens);
-        let length = root.max(1.0).powi(2);
-        // Rounding of the square root must not move an answer that ended at M.
-        if length > longest - 0.5 {
-            return LENGTHS;
-        }
-        ((length.ln() / longest.ln() * LENGTHS as f64) as usize).min(LENGTHS - 1)
-    }
-
-    /// Mass that the level of `score` and the shape of the residuals each give to a bin of lengths.
-    fn foretold(&self, score: f64, bin: usize) -> (f64, f64) {
-        let masses = self.masses();
-        let step = self.sigma(score) / root_mean_square(&masses);
-        // Edges of the bin in z, counted in bins of the histogram of z.
-        let at = |length: f64| (length.sqrt() - score) / step / Z_STEP + BINS as f64 / 2.0;
-        let width = f64::from(self.max_tokens).ln() / LENGTHS as f64;
-        let low = if bin == 0 { f64::NEG_INFINITY } else { at((bin as f64 * width).exp()) };
-        let high = if bin == LENGTHS { f64::INFINITY } else { at(((bin + 1) as f64 * width).exp()) };
-        let overlap = |i: usize| (high.min(i as f64 + 1.0) - low.max(i as f64)).clamp(0.0, 1.0);
-        let shape: f64 = masses.iter().enumerate().map(|(i, mass)| mass * overlap(i)).sum();
-        let (left, share) = self.between(score);
-        let seen = |level: usize, bin: usize| self.lengths[level][bin];
-        let there = (1.0 - share) * seen(left, bin) + share * seen(left + 1, bin);
-        let sum = |level: usize| self.lengths[level].iter().sum::<f64>();
-        let labels = (1.0 - share) * sum(left) + share * sum(left + 1);
-        ((LOCAL_WEIGHT * shape + there) / (LOCAL_WEIGHT + labels), shape)
+        on_grid(score, sigma, cap, &masses, prior * unit, local)
     }
 
     /// Labels seen, each with what forgetting left of its weight.
@@ -233,9 +192,14 @@ impl Noise {
         (left, at - left as f64)
     }
 
+    /// Width of a level, on the square-root scale.
+    fn width(&self) -> f64 {
+        (f64::from(self.max_tokens).sqrt() - 1.0) / LEVELS as f64
+    }
+
     /// Where `score` lies among the centres of the levels: 0 at the first centre, 1 at the second.
     fn position(&self, score: f64) -> f64 {
-        let width = (f64::from(self.max_tokens).sqrt() - 1.0) / LEVELS as f64;
+        let width = self.width();
         if width <= 0.0 || score.is_nan() {
             return 0.0;
         }
@@ -251,14 +215,6 @@ impl LengthDistribution {
     }
 }
 
-fn centre(i: usize) -> f64 {
-    -Z_MAX + (i as f64 + 0.5) * Z_STEP
-}
-
-fn root_mean_square(masses: &[f64; BINS]) -> f64 {
-    masses.iter().enumerate().map(|(i, mass)| mass * centre(i) * centre(i)).sum::<f64>().sqrt()
-}
-
 /// Lengths at the centres of the z grid. The grid is scaled so that z has a mean square of exactly 1: the deviation comes
 /// from s alone, and a histogram filled while s was still wide cannot narrow it twice.
 fn on_grid(
@@ -270,7 +226,9 @@ fn on_grid(
     local: impl Iterator<Item = (f64, f64)>,
 ) -> LengthDistribution {
     let cap = f64::from(cap.max(1));
-    let step = s / root_mean_square(masses);
+    let centre = |i: usize| -Z_MAX + (i as f64 + 0.5) * Z_STEP;
+    let square: f64 = masses.iter().enumerate().map(|(i, mass)| mass * centre(i) * centre(i)).sum();
+    let step = s / square.sqrt();
     let mut lengths: Vec<f64> = Vec::with_capacity(BINS + LENGTHS + 2);
     let mut weights: Vec<f64> = Vec::with_capacity(BINS + LENGTHS + 2);
     let mut add = |(length, mass): (f64, f64)| {

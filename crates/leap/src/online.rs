@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::noise::Noise;
 use crate::readout::{Kind, Meta, Parts, Readout, Target};
 use crate::rls::{Anchor, Precision, Rls};
-use crate::rows::Row;
+use crate::rows::{Row, check_features};
 use crate::{Error, Result};
 
 mod censor;
@@ -31,7 +31,8 @@ const BIAS_VARIANCE: f64 = 100.0;
 /// How it learns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OnlineOptions {
-    /// Labels per update; the result does not depend on it.
+    /// Labels per update; the result does not depend on it, but for censored labels, which are imputed from what is
+    /// known when their batch is applied.
     pub batch: usize,
     /// Weight of the past per label, in (0, 1]; 1 forgets nothing.
     pub forgetting: f64,
@@ -149,9 +150,10 @@ impl OnlineReadout {
         options: OnlineOptions,
     ) -> Result<Self> {
         check(&options)?;
-        if d == 0 || max_tokens == 0 || warmup < 2 {
+        check_features(d)?;
+        if max_tokens == 0 || warmup < 2 {
             return Err(Error::Config(format!(
-                "d = {d}, max_tokens = {max_tokens}, warmup = {warmup}: must be at least 1, 1 and 2"
+                "max_tokens = {max_tokens}, warmup = {warmup}: must be at least 1 and 2"
             )));
         }
         if !(lam.is_finite() && lam > 0.0) {
@@ -179,8 +181,7 @@ impl OnlineReadout {
     /// [`Error::Readout`] where the width is wrong or a feature is NaN or infinite; nothing is changed then.
     pub fn estimate(&mut self, row: Row) -> Result<Estimate> {
         if let Stage::Warming(warmup) = &mut self.stage {
-            row.check(0, self.facts.d)?;
-            warmup.add(&row.to_f64_vec());
+            warmup.add(&warmup::usable(row, self.facts.d)?);
             if warmup.is_full() {
                 self.end_warmup()?;
             }
@@ -219,15 +220,15 @@ impl OnlineReadout {
         if label.tokens() == 0 {
             return Err(Error::Readout("a length must be at least 1 token".into()));
         }
-        let mut row = row.to_f64_vec();
         let applied = match &mut self.stage {
             Stage::Warming(warmup) => {
-                warmup.keep(row, label);
+                warmup.keep(warmup::usable(row, self.facts.d)?, label);
                 let full = warmup.is_full();
                 self.count(label);
                 if full { self.end_warmup()? } else { 0 }
             }
             Stage::Ready { readout, .. } => {
+                let mut row = row.to_f64_vec();
                 standardise(readout, &mut row)?;
                 self.queue.push((row, label));
                 self.count(label);

@@ -187,13 +187,12 @@ impl PromptFeatures {
         let file = Reader::parse(path, &map)?;
         file.check_version(VERSION_KEY, VERSION)?;
         let (vocabulary, dim): (usize, usize) = (file.value("vocabulary")?, file.value("dim")?);
-        let projection = Projection::new(file.value("d")?, dim, file.value("seed")?).map_err(|e| file.refuse(e))?;
         let bytes = file.exact("table", Dtype::F16, &[vocabulary, dim])?;
+        let projection = Projection::new(file.value("d")?, dim, file.value("seed")?).map_err(|e| file.refuse(e))?;
         if let Some(i) = f16_values(bytes).position(|v| !v.is_finite()) {
             return Err(file.refuse(format!("the row of token {} is not finite", i / dim)));
         }
-        // The tensor is the only one, so it ends where the file ends.
-        let start = map.len() - bytes.len();
+        let start = bytes.as_ptr().addr() - map.as_ptr().addr();
         Ok(Self { projection, vocabulary, table: Table::Mapped(map, start) })
     }
 }

@@ -155,7 +155,8 @@ impl Readout {
     /// Makes a readout and folds mean and scale into its weight.
     ///
     /// # Errors
-    /// [`Error::Readout`] where lengths differ, a value is not finite, a scale is not above zero, or `max_tokens` is 0.
+    /// [`Error::Readout`] where lengths differ, a value is not finite, a scale is not above zero, `max_tokens` is 0, or the
+    /// noise is for another one.
     pub fn new(parts: Parts) -> Result<Self> {
         let refuse = |what: String| Err(Error::Readout(what));
         let d = parts.weight.len();
@@ -184,6 +185,10 @@ impl Readout {
         }
         if parts.clip.is_some_and(|c| !(c.is_finite() && c > 0.0)) {
             return refuse("clip must be finite and above 0".into());
+        }
+        if let Some(noise) = parts.noise.as_ref().filter(|noise| noise.max_tokens() != parts.max_tokens) {
+            let (found, wanted) = (noise.max_tokens(), parts.max_tokens);
+            return refuse(format!("noise is for max_tokens {found}, the readout's is {wanted}"));
         }
         let folded: Vec<f32> =
             parts.weight.iter().zip(&parts.scale).map(|(&w, &s)| (f64::from(w) / f64::from(s)) as f32).collect();

@@ -7,6 +7,17 @@ use ndarray::ArrayView2;
 
 use crate::{Error, Result};
 
+/// Most features that can be learned from: P of twice as many would take 64 GiB in f32.
+const MOST_FEATURES: usize = 1 << 16;
+
+/// Refuses a number of features whose matrices cannot be, before memory for them is asked for.
+pub(crate) fn check_features(d: usize) -> Result<()> {
+    if (1..=MOST_FEATURES).contains(&d) {
+        return Ok(());
+    }
+    Err(Error::Config(format!("d is {d}, must be 1 to {MOST_FEATURES} features")))
+}
+
 /// One row of `d` features.
 #[derive(Clone, Copy, Debug)]
 pub enum Row<'a> {

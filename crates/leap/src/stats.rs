@@ -58,8 +58,9 @@ pub fn percentile(sorted: &[f64], p: f64) -> Option<f64> {
     let at = p / 100.0 * last as f64;
     let low = (at.floor() as usize).min(last);
     let (a, b) = (sorted[low], sorted[(low + 1).min(last)]);
-    // Equal neighbours, infinite ones included, have nothing to interpolate.
-    Some(if a == b { a } else { a + (b - a) * (at - low as f64) })
+    let share = at - low as f64;
+    // Where there is nothing to interpolate, an infinite neighbour must not make it NaN.
+    Some(if a == b || share == 0.0 { a } else { a + (b - a) * share })
 }
 
 /// Arithmetic mean; None for no values.

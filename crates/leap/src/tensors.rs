@@ -40,6 +40,36 @@ struct Tensor<'a> {
     bytes: Cow<'a, [u8]>,
 }
 
+/// Metadata key of the checksum. Files that another program wrote may come without.
+pub(crate) const CHECKSUM_KEY: &str = "leap_checksum";
+/// How its value starts: a file whose key was damaged is told by it from one that never had a checksum.
+const CHECKSUM_FORM: &str = "fnv1a64:";
+
+/// Start of an [`fnv1a`] chain.
+pub(crate) const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a, 64 bits (Fowler, Noll, Vo). Every step is a bijection of the state, so one changed byte is always seen.
+pub(crate) fn fnv1a(hash: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(hash, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// Checksum over the metadata (but its own entry) and the tensors, both in the order of their names.
+fn checksum<'m>(
+    metadata: impl Iterator<Item = (&'m String, &'m String)>,
+    mut tensors: Vec<(&str, Dtype, &[usize], &[u8])>,
+) -> String {
+    let part = |hash, bytes: &[u8]| fnv1a(fnv1a(hash, (bytes.len() as u64).to_le_bytes()), bytes.iter().copied());
+    let metadata: BTreeMap<_, _> = metadata.filter(|(key, _)| *key != CHECKSUM_KEY).collect();
+    let mut hash =
+        metadata.iter().fold(FNV_BASIS, |hash, (key, value)| part(part(hash, key.as_bytes()), value.as_bytes()));
+    tensors.sort_unstable_by_key(|t| t.0);
+    for (name, dtype, shape, data) in tensors {
+        let kind = format!("{dtype:?} {shape:?}");
+        hash = part(part(part(hash, name.as_bytes()), kind.as_bytes()), data);
+    }
+    format!("{CHECKSUM_FORM}{hash:016x}")
+}
+
 /// Collects tensors and metadata, then writes them.
 #[derive(Default)]
 pub(crate) struct Writer<'a> {
@@ -77,6 +107,9 @@ impl<'a> Writer<'a> {
     pub fn write(mut self, path: &Path) -> Result<()> {
         // Widest first, so that every tensor is aligned for whoever maps the file.
         self.tensors.sort_by(|a, b| (Reverse(a.dtype), &a.name).cmp(&(Reverse(b.dtype), &b.name)));
+        let tensors = self.tensors.iter().map(|t| (t.name.as_str(), t.dtype, &t.shape[..], &*t.bytes)).collect();
+        let sum = checksum(self.metadata.iter(), tensors);
+        self.meta(CHECKSUM_KEY, sum);
         let mut header = serde_json::Map::new();
         header.insert("__metadata__".into(), json!(self.metadata));
         let mut offset = 0;
@@ -124,17 +157,30 @@ impl<'a> Reader<'a> {
         Error::Readout(format!("{}: {what}", self.path.display()))
     }
 
-    /// Refuses a file without `key` = `version`.
+    /// Refuses a file that is not as it was written, as far as it says so.
+    fn check_sum(&self) -> Result<()> {
+        let damaged = || Err(self.refuse("the checksum does not match: the file was damaged or changed by hand"));
+        let Some(stored) = self.text(CHECKSUM_KEY) else {
+            let lost = self.metadata.values().any(|value| value.starts_with(CHECKSUM_FORM));
+            return if lost { damaged() } else { Ok(()) };
+        };
+        let tensors: Vec<_> = self.tensors.iter().collect();
+        let tensors = tensors.iter().map(|(name, t)| (*name, t.dtype(), t.shape(), t.data())).collect();
+        if checksum(self.metadata.iter(), tensors) == stored { Ok(()) } else { damaged() }
+    }
+
+    /// Refuses a file without `key` = `version`, and one whose checksum does not match.
     pub fn check_version(&self, key: &str, version: &str) -> Result<()> {
         match self.metadata.get(key) {
-            Some(found) if found == version => Ok(()),
+            Some(found) if found == version => self.check_sum(),
             Some(found) => Err(self.refuse(format!("{key} is {found:?}, this version reads {version:?}"))),
             None => Err(self.refuse(format!("no {key} in the metadata: not a file of this kind"))),
         }
     }
 
-    pub fn metadata(&self) -> &HashMap<String, String> {
-        &self.metadata
+    /// All metadata but the checksum.
+    pub fn metadata(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.metadata.iter().filter(|(key, _)| *key != CHECKSUM_KEY)
     }
 
     pub fn text(&self, key: &str) -> Option<&str> {

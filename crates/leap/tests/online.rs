@@ -1,63 +1,19 @@
-//! Online readouts: from zero, censored labels, states on disk, and readers beside a learner.
+//! Online readouts: from zero, censored labels and states on disk.
 
 #![allow(clippy::needless_range_loop, reason = "a request is its number: its row, its length, its place in time")]
 
 mod common;
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use common::{normal, relative, rng, solve};
+use common::traffic::{M, fitted, from_zero, row, traffic};
+use common::{Directory, relative, solve};
 use leap::Error;
 use leap::online::{Label, Learner, OnlineOptions, OnlineReadout, censored_mean};
-use leap::readout::{Kind, Meta, Readout};
-use leap::ridge::{FitOptions, fit};
+use leap::readout::{Kind, Meta};
+use leap::ridge::FitOptions;
 use leap::rls::Precision;
-use leap::rows::{Row, Rows};
+use leap::rows::Row;
 use leap::stats::spearman;
 use ndarray::{Array1, Array2, s};
-use rand::RngExt;
-use rand_distr::StandardNormal;
-
-const M: u32 = 4096;
-
-/// Rows with unequal means and scales, and lengths that follow them with noise.
-fn traffic(seed: u64, n: usize, d: usize) -> (Array2<f32>, Vec<u32>) {
-    let mut r = rng(seed);
-    let u = normal(&mut r, n, d);
-    let w: Vec<f64> = (0..d).map(|_| r.random_range(-1.5..1.5)).collect();
-    let x = Array2::from_shape_fn((n, d), |(i, j)| (u[(i, j)] * (1.0 + j as f64) + 10.0 * j as f64) as f32);
-    let lengths = (0..n)
-        .map(|i| {
-            let noise: f64 = r.sample(StandardNormal);
-            let y = 22.0 + (0..d).map(|j| w[j] * u[(i, j)]).sum::<f64>() + 4.0 * noise;
-            y.clamp(1.0, 64.0).powi(2).round().max(1.0) as u32
-        })
-        .collect();
-    (x, lengths)
-}
-
-fn row(x: &Array2<f32>, i: usize) -> Row<'_> {
-    Rows::F32(x.view()).row(i).unwrap()
-}
-
-fn from_zero(d: usize, warmup: usize, batch: usize, precision: Precision) -> OnlineReadout {
-    let options = OnlineOptions { batch, precision, ..OnlineOptions::default() };
-    OnlineReadout::from_zero(d, M, 10.0, warmup, Kind::State, options).unwrap()
-}
-
-fn fitted(x: &Array2<f32>, lengths: &[u32]) -> (Readout, leap::rls::Anchor) {
-    let lengths: Vec<f64> = lengths.iter().map(|&l| f64::from(l)).collect();
-    let options = FitOptions { lam: Some(10.0), ..FitOptions::new(M, Meta::new(Kind::State)) };
-    fit(&Rows::F32(x.view()), &lengths, &options).unwrap()
-}
-
-fn temporary(name: &str) -> PathBuf {
-    let dir = std::env::temp_dir().join(format!("leap-{name}-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    dir
-}
 
 #[test]
 fn from_zero_the_prediction_improves() {
@@ -169,8 +125,8 @@ fn batches_do_not_change_the_result() {
 #[test]
 fn refused_rows_change_nothing() {
     let (x, lengths) = traffic(5, 40, 6);
-    let dir = temporary("refused");
-    let (before, after) = (dir.join("before"), dir.join("after"));
+    let dir = Directory::new("refused");
+    let (before, after) = (dir.0.join("before"), dir.0.join("after"));
     for warmup in [8, 100] {
         let mut online = from_zero(6, warmup, 4, Precision::F32);
         for i in 0..30 {
@@ -192,15 +148,14 @@ fn refused_rows_change_nothing() {
         online.save(&after).unwrap();
         assert_eq!(std::fs::read(&before).unwrap(), std::fs::read(&after).unwrap());
     }
-    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]
 fn a_saved_state_continues_bit_by_bit() {
     let (x, lengths) = traffic(6, 300, 10);
     let (readout, anchor) = fitted(&x, &lengths);
-    let dir = temporary("online");
-    let (one, two) = (dir.join("one.safetensors"), dir.join("two.safetensors"));
+    let dir = Directory::new("online");
+    let (one, two) = (dir.0.join("one.safetensors"), dir.0.join("two.safetensors"));
     let options = |precision| OnlineOptions { batch: 8, forgetting: 0.999, precision };
     let starts = [
         from_zero(10, 50, 8, Precision::F32),
@@ -231,7 +186,6 @@ fn a_saved_state_continues_bit_by_bit() {
         online.readout().unwrap().save(&two).unwrap();
         assert!(OnlineReadout::load(&two).unwrap_err().to_string().contains("leap_online_version"));
     }
-    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 /// E[y | y > limit] by the trapezoidal rule.
@@ -299,81 +253,6 @@ fn a_censored_label_teaches_its_imputed_value() {
 }
 
 #[test]
-fn readers_see_whole_snapshots_while_it_learns() {
-    let (x, lengths) = traffic(8, 400, 16);
-    let (readout, anchor) = fitted(&x.slice(s![..100, ..]).to_owned(), &lengths[..100]);
-    let options = OnlineOptions { batch: 1, ..OnlineOptions::default() };
-    // What a single thread gets after each update is all that a reader may ever see.
-    let mut alone = OnlineReadout::new(readout, Some(anchor), options).unwrap();
-    let learner = Learner::start(alone.clone(), 1000).unwrap();
-    let mut allowed = vec![alone.estimate(row(&x, 0)).unwrap().score];
-    for i in 100..400 {
-        alone.observe(row(&x, i), Label::Exact(lengths[i])).unwrap();
-        allowed.push(alone.estimate(row(&x, 0)).unwrap().score);
-    }
-    let done = Arc::new(AtomicBool::new(false));
-    let readers: Vec<_> = (0..2)
-        .map(|_| {
-            let (shared, done, x, allowed) =
-                (Arc::clone(learner.shared()), Arc::clone(&done), x.clone(), allowed.clone());
-            std::thread::spawn(move || {
-                let mut seen = 0;
-                loop {
-                    let last = done.load(Ordering::Acquire);
-                    let estimate = shared.estimate(row(&x, 0)).unwrap();
-                    assert!(estimate.known && allowed.contains(&estimate.score));
-                    seen += 1;
-                    if last {
-                        return (seen, estimate.score);
-                    }
-                }
-            })
-        })
-        .collect();
-    for i in 100..400 {
-        assert!(learner.shared().observe(row(&x, i), Label::Exact(lengths[i])).unwrap());
-    }
-    assert_eq!(learner.flush().unwrap(), 0);
-    done.store(true, Ordering::Release);
-    for reader in readers {
-        let (seen, score) = reader.join().unwrap();
-        assert!(seen > 0);
-        assert_eq!(score, *allowed.last().unwrap());
-    }
-    assert_eq!(learner.shared().snapshot().updates(), 300);
-    assert_eq!((learner.shared().dropped(), learner.shared().fault()), (0, None));
-
-    let dir = temporary("learner");
-    let (one, two) = (dir.join("one"), dir.join("two"));
-    learner.save(&one).unwrap();
-    alone.save(&two).unwrap();
-    assert_eq!(std::fs::read(&one).unwrap(), std::fs::read(&two).unwrap());
-    assert!(matches!(learner.save(&dir.join("no").join("where")), Err(Error::Io { .. })));
-    let shared = Arc::clone(learner.shared());
-    drop(learner);
-    assert!(!shared.observe(row(&x, 1), Label::Exact(3)).unwrap());
-    assert!(shared.estimate(row(&x, 0)).unwrap().known);
-    assert_eq!(shared.dropped(), 1);
-    std::fs::remove_dir_all(&dir).unwrap();
-}
-
-#[test]
-fn a_learner_warms_up_from_the_rows_that_readers_ask_about() {
-    let (x, lengths) = traffic(9, 100, 4);
-    let learner = Learner::start(from_zero(4, 20, 4, Precision::F32), 256).unwrap();
-    let shared = learner.shared();
-    for i in 0..40 {
-        shared.estimate(row(&x, i)).unwrap();
-        shared.observe(row(&x, i), Label::Exact(lengths[i])).unwrap();
-    }
-    learner.flush().unwrap();
-    assert!(shared.snapshot().readout().is_some());
-    assert!(shared.estimate(row(&x, 50)).unwrap().known);
-    assert!(shared.estimate(Row::F32(&[f32::NAN; 4])).is_err());
-    assert!(shared.observe(Row::F32(&[0.0; 3]), Label::Exact(3)).is_err());
-}
-
-#[test]
 fn options_out_of_range_are_refused() {
     let make = |d, m, lam, warmup, batch, forgetting| {
         let options = OnlineOptions { batch, forgetting, ..OnlineOptions::default() };
@@ -393,4 +272,34 @@ fn options_out_of_range_are_refused() {
         assert!(matches!(bad, Err(Error::Config(_))));
     }
     assert!(Learner::start(make(3, 100, 1.0, 2, 1, 1.0).unwrap(), 0).is_err());
+}
+
+#[test]
+fn features_too_large_for_the_scale_are_refused_and_change_nothing() {
+    let (x, lengths) = traffic(10, 30, 3);
+    let (mut plain, mut tried) = (from_zero(3, 8, 2, Precision::F64), from_zero(3, 8, 2, Precision::F64));
+    for i in 0..30 {
+        let huge = Row::F64(&[0.0, -1e200, 1.0]);
+        if i < 8 {
+            assert!(tried.estimate(huge).unwrap_err().to_string().contains("column 1"));
+            assert!(tried.observe(huge, Label::Exact(5)).is_err());
+        }
+        for online in [&mut plain, &mut tried] {
+            online.estimate(row(&x, i)).unwrap();
+            online.observe(row(&x, i), Label::Exact(lengths[i])).unwrap();
+        }
+    }
+    assert!(plain.known());
+    assert_eq!(plain.readout().unwrap(), tried.readout().unwrap());
+}
+
+#[test]
+fn what_would_not_fit_into_memory_is_refused_before_it_is_asked_for() {
+    for d in [1 << 40, usize::MAX] {
+        let options = OnlineOptions::default();
+        assert!(matches!(OnlineReadout::from_zero(d, M, 1.0, 2, Kind::State, options), Err(Error::Config(_))));
+        let options = FitOptions::new(M, Meta::new(Kind::State));
+        assert!(matches!(leap::ridge::Moments::new(d, options), Err(Error::Config(_))));
+    }
+    assert!(matches!(Learner::start(from_zero(3, 8, 2, Precision::F32), usize::MAX), Err(Error::Config(_))));
 }

@@ -3,9 +3,8 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
-use common::rng;
+use common::{Directory, rng};
 use half::{bf16, f16};
 use leap::Error;
 use leap::noise::Noise;
@@ -43,22 +42,6 @@ fn by_formula(p: &Parts, x: &[f64]) -> f64 {
         sum += u * f64::from(p.weight[i]);
     }
     sum.clamp(p.target.of(1.0), p.target.of(f64::from(p.max_tokens)))
-}
-
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("leap-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 fn message<T: std::fmt::Debug>(result: leap::Result<T>) -> String {

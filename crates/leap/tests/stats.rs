@@ -92,6 +92,7 @@ fn percentiles_equal_numpy() {
     assert_eq!(percentile(&sorted, 101.0), None);
     assert_eq!(percentile(&sorted, f64::NAN), None);
     assert_eq!(percentile(&[4.0], 99.0), Some(4.0));
+    assert_eq!(percentile(&[1.0, f64::INFINITY], 0.0), Some(1.0));
     assert_eq!(percentile(&[1.0, f64::INFINITY, f64::INFINITY], 75.0), Some(f64::INFINITY));
 }
 

@@ -12,7 +12,7 @@ fn hazard(z: f64) -> f64 {
     (-z * z / 2.0).exp() / (2.0 * PI).sqrt() / (0.5 * libm::erfc(z / SQRT_2))
 }
 
-/// E[y | y > `limit`] for y ~ N(`score`, `sigma`^2): the mean of a truncated normal, clipped to `highest`; all on the
+/// `E[y | y > limit]` for y ~ N(`score`, `sigma`^2): the mean of a truncated normal, clipped to `highest`; all on the
 /// sqrt-of-tokens scale. It is never below the limit.
 pub fn censored_mean(score: f64, sigma: f64, limit: f64, highest: f64) -> f64 {
     let z = (limit - score) / sigma;

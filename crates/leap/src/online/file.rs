@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::{Facts, Label, OnlineReadout, Stage, Warmup};
+use super::{Facts, Label, OnlineOptions, OnlineReadout, Stage, Warmup, check};
 use crate::readout::Readout;
-use crate::rls::Rls;
+use crate::rls::{Precision, Rls};
 use crate::tensors::{self, Reader, Writer};
 use crate::{Error, Result};
 
@@ -31,7 +31,11 @@ impl OnlineReadout {
                 &w.kept
             }
             Stage::Ready { rls, readout } => {
-                readout.write_to(&mut file)?;
+                // The readout's own reader takes every key that it does not know for extra metadata: here that would be
+                // the state's keys, so what is extra travels apart.
+                let mut parts = readout.parts().clone();
+                file.meta("online_extra", json(&std::mem::take(&mut parts.meta.extra))?);
+                Readout::new(parts)?.write_to(&mut file)?;
                 rls.write_to(&mut file);
                 &self.queue
             }
@@ -58,6 +62,28 @@ impl OnlineReadout {
         self.facts.d + usize::from(!self.warming())
     }
 
+    /// Refuses a state whose parts could not have come from one readout.
+    fn check_loaded(&self) -> Result<()> {
+        let f = &self.facts;
+        let precision = if f.double { Precision::F64 } else { Precision::F32 };
+        check(&OnlineOptions { batch: f.batch, forgetting: f.forgetting, precision })?;
+        let fits = match &self.stage {
+            Stage::Warming(w) => {
+                Self::from_zero(f.d, f.max_tokens, f.lam, w.limit, f.kind, OnlineOptions::default())?;
+                !f.known && w.rows < w.limit
+            }
+            Stage::Ready { rls, readout } => {
+                (readout.d(), readout.max_tokens(), readout.lam()) == (f.d, f.max_tokens, f.lam)
+                    && f.d.checked_add(1) == Some(rls.theta().len())
+                    && rls.precision() == precision
+            }
+        };
+        if fits && self.noise.max_tokens() == f.max_tokens {
+            return Ok(());
+        }
+        Err(Error::Readout("readout, least squares, noise and state are not of one piece".into()))
+    }
+
     /// Reads a state.
     ///
     /// # Errors
@@ -77,20 +103,18 @@ impl OnlineReadout {
                 kept: Vec::new(),
             })
         } else {
-            Stage::Ready { rls: Rls::read_from(&file)?, readout: Readout::read_from(&file)? }
+            let mut parts = Readout::read_from(&file)?.parts().clone();
+            parts.meta.extra = file.json("online_extra")?;
+            Stage::Ready { rls: Rls::read_from(&file)?, readout: Readout::new(parts)? }
         };
-        if let Stage::Ready { rls, readout } = &stage
-            && (readout.d() != d || rls.theta().len() != d + 1)
-        {
-            return Err(file.refuse("readout, least squares and state disagree about the number of features"));
-        }
         let mut out = Self { facts, stage, noise: file.json("online_noise")?, queue: Vec::new() };
+        out.check_loaded().map_err(|e| file.refuse(e))?;
         let (waiting, width) = (file.value::<usize>("online_waiting")?, out.row_width());
-        if out.facts.batch == 0 || d == 0 {
-            return Err(file.refuse("batch and d must be at least 1"));
-        }
         let rows = file.f64("online_rows", &[waiting, width])?;
         let marks = file.u32("online_labels", &[waiting, 2])?;
+        if let Some(i) = marks.as_chunks::<2>().0.iter().position(|&[n, censored]| n == 0 || censored > 1) {
+            return Err(file.refuse(format!("label {i} cannot be")));
+        }
         let labels = marks.as_chunks::<2>().0.iter().map(|&[n, censored]| match censored {
             0 => Label::Exact(n),
             _ => Label::Censored(n),

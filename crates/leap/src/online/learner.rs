@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use arc_swap::ArcSwap;
@@ -62,6 +62,9 @@ enum Message {
     Save(PathBuf, SyncSender<Result<()>>),
     Stop,
 }
+
+/// Most labels that may be on their way to a learner.
+const MOST_LABELS: usize = 1 << 20;
 
 /// What readers hold. Cheap to share: predicting takes no lock, also while an update runs.
 #[derive(Debug)]
@@ -122,7 +125,11 @@ impl Shared {
 
     /// The last thing that went wrong in the learner, which goes on without that batch.
     pub fn fault(&self) -> Option<String> {
-        self.fault.lock().map_or_else(|e| e.into_inner().clone(), |f| f.clone())
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_fault(&self, text: String) {
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
     }
 }
 
@@ -137,10 +144,11 @@ impl Learner {
     /// Starts a thread that learns for `online`, with room for `capacity` labels on their way.
     ///
     /// # Errors
-    /// [`Error::Config`] where `capacity` is 0 or the system refuses a thread.
+    /// [`Error::Config`] where `capacity` is not 1 to 2^20 or the system refuses a thread.
     pub fn start(online: OnlineReadout, capacity: usize) -> Result<Self> {
-        if capacity == 0 {
-            return Err(Error::Config("the learner's queue must have room for at least 1 label".into()));
+        // The queue's slots are made at once.
+        if !(1..=MOST_LABELS).contains(&capacity) {
+            return Err(Error::Config(format!("capacity is {capacity}, must be 1 to {MOST_LABELS}")));
         }
         let (queue, messages) = sync_channel(capacity);
         let shared = Arc::new(Shared {
@@ -153,7 +161,10 @@ impl Learner {
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("leap-learner".into())
-            .spawn(move || work(online, &messages, &theirs))
+            .spawn(move || {
+                let _telling = TellPanic(&theirs);
+                work(online, &messages, &theirs);
+            })
             .map_err(|e| Error::Config(format!("the learner's thread cannot start: {e}")))?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -196,6 +207,17 @@ impl Drop for Learner {
     }
 }
 
+/// Says in [`Shared::fault`] that the thread ended by a panic; without it, labels would be dropped for no given reason.
+struct TellPanic<'a>(&'a Shared);
+
+impl Drop for TellPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.set_fault("the learner's thread ended by a panic: nothing is learned any more".into());
+        }
+    }
+}
+
 fn work(mut online: OnlineReadout, messages: &Receiver<Message>, shared: &Shared) {
     while let Ok(message) = messages.recv() {
         let done = match message {
@@ -213,10 +235,8 @@ fn work(mut online: OnlineReadout, messages: &Receiver<Message>, shared: &Shared
             }
             Message::Stop => return,
         };
-        if let Some(Err(error)) = done
-            && let Ok(mut fault) = shared.fault.lock()
-        {
-            *fault = Some(error.to_string());
+        if let Some(Err(error)) = done {
+            shared.set_fault(error.to_string());
         }
         let before = shared.current.load();
         if !online.known() || online.updates() != before.updates {

@@ -1,6 +1,21 @@
 //! Mean and scale of features from the first rows seen.
 
 use super::Label;
+use crate::rows::Row;
+use crate::{Error, Result};
+
+/// Larger features have a deviation that f32, in which mean and scale are stored, may not hold.
+const LIMIT: f64 = 1e30;
+
+/// The row in f64, if mean and scale can be taken from it.
+pub(super) fn usable(row: Row, d: usize) -> Result<Vec<f64>> {
+    row.check(0, d)?;
+    let row = row.to_f64_vec();
+    match row.iter().position(|v| v.abs() > LIMIT) {
+        Some(column) => Err(Error::Readout(format!("column {column}: {:.1e} is too large for a feature", row[column]))),
+        None => Ok(row),
+    }
+}
 
 /// Welford's running mean and variance of every feature (Knuth, TAOCP vol. 2, 4.2.2), and the labels seen meanwhile.
 #[derive(Clone, Debug)]

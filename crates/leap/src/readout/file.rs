@@ -44,7 +44,7 @@ impl Readout {
         file.f32("weight", &shape, &p.weight);
         file.f32("bias", &[1], &[p.bias]);
         for (key, value) in &p.meta.extra {
-            if KEYS.contains(&key.as_str()) {
+            if KEYS.contains(&key.as_str()) || key == tensors::CHECKSUM_KEY {
                 return Err(Error::Readout(format!("extra metadata must not use the key {key:?}")));
             }
             file.meta(key, value);
@@ -100,7 +100,6 @@ impl Readout {
             trained_on: file.json("trained_on")?,
             extra: file
                 .metadata()
-                .iter()
                 .filter(|(key, _)| !KEYS.contains(&key.as_str()))
                 .map(|(key, value)| (key.clone(), value.clone()))
                 .collect(),

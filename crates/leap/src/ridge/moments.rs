@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use super::FitOptions;
 use super::equations::Equations;
 use crate::linalg::{SymTiles, probe};
-use crate::rows::Rows;
+use crate::rows::{Rows, check_features};
 use crate::{Error, Result};
 
 /// Values of a block of rows in f64: bounds the scratch memory to 32 MiB.
@@ -108,8 +108,9 @@ impl Moments {
     }
 
     pub(super) fn with_folds(d: usize, options: FitOptions, fold: bool) -> Result<Self> {
-        if d == 0 || options.max_tokens == 0 {
-            return Err(Error::Config("a fit needs at least one feature and max_tokens of at least 1".into()));
+        check_features(d)?;
+        if options.max_tokens == 0 {
+            return Err(Error::Config("max_tokens must be at least 1".into()));
         }
         if let Some(lam) = options.lam.filter(|lam| !(lam.is_finite() && *lam >= 0.0)) {
             return Err(Error::Config(format!("lam is {lam}, must be finite and not negative")));

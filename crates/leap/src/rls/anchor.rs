@@ -22,8 +22,7 @@ pub struct Anchor {
 /// FNV-1a over the bytes of mean and scale.
 fn checksum(mean: &[f32], scale: &[f32]) -> String {
     let bytes = mean.iter().chain(scale).flat_map(|v| v.to_le_bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-    format!("{hash:016x}")
+    format!("{:016x}", tensors::fnv1a(tensors::FNV_BASIS, bytes))
 }
 
 impl Anchor {

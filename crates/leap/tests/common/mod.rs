@@ -1,10 +1,31 @@
 //! Made data and a plain solver, on which expected values rest.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod traffic;
+
+use std::path::PathBuf;
+
 use ndarray::{Array1, Array2};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
+
+/// A directory of its own for a test, removed with its content.
+pub struct Directory(pub PathBuf);
+
+impl Directory {
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("leap-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
 
 pub fn rng(seed: u64) -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(seed)

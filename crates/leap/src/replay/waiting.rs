@@ -86,7 +86,8 @@ impl Waiting {
         self.len += 1;
         if self.wait_cap_s.is_some() {
             // Several may be preempted at one moment, the last admitted first: of those the first to arrive is next.
-            let place = self.entries.iter().rposition(|&(other, since)| since < now || other < id).map_or(0, |at| at + 1);
+            let place =
+                self.entries.iter().rposition(|&(other, since)| since < now || other < id).map_or(0, |at| at + 1);
             self.entries.insert(place, (id, now));
         }
     }

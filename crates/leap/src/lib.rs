@@ -6,6 +6,7 @@
 //! Python.
 
 pub mod error;
+mod kernels;
 mod linalg;
 pub mod noise;
 pub mod online;

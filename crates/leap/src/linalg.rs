@@ -4,18 +4,19 @@
 use std::ops::Range;
 use std::sync::Once;
 
-use ndarray::linalg::{general_mat_mul, general_mat_vec_mul};
+use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, LinalgScalar, s};
 use ndarray_linalg::{Cholesky, FactorizeCInto, InverseCInto, Lapack, SolveC, UPLO};
 
+use crate::kernels::{self, Scalar, Tile};
 use crate::{Error, Result};
 
-/// Side of a tile: 64k values fit in a core's own cache, and a product with a few rows is still one call of the
-/// linear algebra library.
+/// Side of a tile: 64k values fit in a core's own cache, and what a product reads and writes beside them in its first
+/// level.
 const TILE: usize = 256;
 
 /// f32 or f64.
-pub(crate) trait Real: Lapack<Real = Self> + LinalgScalar + PartialOrd + Send + Sync {
+pub(crate) trait Real: Lapack<Real = Self> + LinalgScalar + Scalar + PartialOrd + Send + Sync {
     /// Distance from 1 to the next number.
     const EPSILON: f64;
 
@@ -64,18 +65,6 @@ pub(crate) fn limit_threads() {
     });
 }
 
-/// c += alpha a b for an `a` of few rows. A matrix product copies all of b into its own layout first, which for a
-/// single row costs more than the product; row by row it reads b where it lies.
-pub(crate) fn add_product<T: Real>(alpha: T, a: &ArrayView2<T>, b: &ArrayView2<T>, c: &mut ndarray::ArrayViewMut2<T>) {
-    let one = T::narrow(1.0);
-    if a.nrows() > 3 {
-        return general_mat_mul(alpha, a, b, one, c);
-    }
-    for (row, mut out) in a.rows().into_iter().zip(c.rows_mut()) {
-        general_mat_vec_mul(alpha, &b.t(), &row, one, &mut out);
-    }
-}
-
 /// A symmetric n x n matrix: square tiles of the lower triangle, row by row.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SymTiles<T> {
@@ -88,7 +77,18 @@ fn blocks(n: usize) -> usize {
 }
 
 fn span(n: usize, i: usize) -> Range<usize> {
-    i * n / blocks(n)..(i + 1) * n / blocks(n)
+    i * TILE..((i + 1) * TILE).min(n)
+}
+
+/// Copies the lower half of a square tile up.
+fn mirror<T: Copy>(tile: &mut Array2<T>) {
+    let side = tile.nrows();
+    if let Some(values) = tile.as_slice_mut() {
+        for r in 1..side {
+            let (above, row) = values.split_at_mut(r * side);
+            above.iter_mut().skip(r).step_by(side).zip(&row[..r]).for_each(|(a, &b)| *a = b);
+        }
+    }
 }
 
 impl<T: Real> SymTiles<T> {
@@ -143,11 +143,7 @@ impl<T: Real> SymTiles<T> {
             for (j, tile) in (0..=i).zip(&mut tiles) {
                 f(span(n, i), span(n, j), tile);
                 if i == j {
-                    for r in 0..tile.nrows() {
-                        for c in 0..r {
-                            tile[(c, r)] = tile[(r, c)];
-                        }
-                    }
+                    mirror(tile);
                 }
             }
         }
@@ -167,18 +163,16 @@ impl<T: Real> SymTiles<T> {
         }
     }
 
-    /// U A for U (k x n): reads every tile once.
-    pub fn times_rows(&self, u: &ArrayView2<T>) -> Array2<T> {
-        let one = T::narrow(1.0);
-        let mut out = Array2::zeros(u.raw_dim());
+    /// U A for U (k x n, row by row): reads every tile once.
+    pub fn times_rows(&self, u: &[T]) -> Vec<T> {
+        let mut out = vec![T::narrow(0.0); u.len()];
         let mut tiles = self.tiles.iter();
         for bi in 0..blocks(self.n) {
             for (bj, tile) in (0..=bi).zip(&mut tiles) {
-                let (i, j) = (span(self.n, bi), span(self.n, bj));
-                let (ui, uj) = (u.slice(s![.., i.clone()]), u.slice(s![.., j.clone()]));
-                add_product(one, &ui, &tile.view(), &mut out.slice_mut(s![.., j]));
-                if bi != bj {
-                    add_product(one, &uj, &tile.t(), &mut out.slice_mut(s![.., i]));
+                let (row, column) = (span(self.n, bi).start, span(self.n, bj).start);
+                if let Some(values) = tile.as_slice() {
+                    let tile = Tile { values, row, column, columns: tile.ncols() };
+                    kernels::multiply(&tile, self.n, u, &mut out);
                 }
             }
         }

@@ -10,6 +10,7 @@ use half::slice::HalfFloatSliceExt;
 use memmap2::Mmap;
 use safetensors::Dtype;
 
+use crate::kernels::add_halves;
 use crate::rows::{Row, Rows};
 use crate::tensors::{Reader, Writer, f16_values};
 use crate::{Error, Result};
@@ -124,22 +125,21 @@ impl PromptFeatures {
     pub fn pool(&self, token_ids: &[u32]) -> Result<Vec<f32>> {
         let n = count(token_ids.len())?;
         let dim = self.dim();
+        if let Some(position) = token_ids.iter().position(|&id| id as usize >= self.vocabulary) {
+            let (id, known) = (token_ids[position], self.vocabulary);
+            return Err(Error::Readout(format!("token {position}: id {id} is past the vocabulary of {known}")));
+        }
         let mut sums = vec![0f64; dim];
-        let mut row = vec![0f32; dim];
-        for (position, &id) in token_ids.iter().enumerate() {
-            let id = id as usize;
-            if id >= self.vocabulary {
-                let known = self.vocabulary;
-                return Err(Error::Readout(format!("token {position}: id {id} is past the vocabulary of {known}")));
+        let rows = token_ids.iter().map(|&id| id as usize * dim..(id as usize + 1) * dim);
+        match &self.table {
+            Table::Owned(table) => {
+                let table: &[u16] = table.reinterpret_cast();
+                add_halves(rows.map(|row| &table[row]), &mut sums);
             }
-            match &self.table {
-                Table::Owned(table) => table[id * dim..(id + 1) * dim].convert_to_f32_slice(&mut row),
-                Table::Mapped(map, start) => {
-                    let bytes = &map[start + id * dim * 2..start + (id + 1) * dim * 2];
-                    row.iter_mut().zip(f16_values(bytes)).for_each(|(o, v)| *o = v.to_f32());
-                }
+            Table::Mapped(map, start) => {
+                let table = map[*start..].as_chunks::<2>().0;
+                add_halves(rows.map(|row| &table[row]), &mut sums);
             }
-            sums.iter_mut().zip(&row).for_each(|(s, &v)| *s += f64::from(v));
         }
         Ok(with_length(&sums, 1.0 / f64::from(n), n))
     }

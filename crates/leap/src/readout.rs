@@ -9,7 +9,6 @@ use crate::noise::Noise;
 use crate::rows::{Row, Rows};
 use crate::{Error, Result};
 
-mod dot;
 mod file;
 
 /// When the features are known: before prefill, from the prompt, or after it, from a hidden state.
@@ -272,7 +271,7 @@ impl Readout {
     fn score_at(&self, row: Row, index: usize) -> Result<f32> {
         row.check_width(index, self.d())?;
         let sum = match self.parts.clip {
-            None => self.folded_bias + dot::dot(row, &self.folded),
+            None => self.folded_bias + row.dot(&self.folded),
             Some(limit) => self.clipped(row, f64::from(limit)),
         };
         if !sum.is_finite() {

@@ -5,6 +5,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ndarray::ArrayView2;
 
+use crate::kernels::{dot_bf16, dot_f16, dot_f32, dot_f64};
 use crate::{Error, Result};
 
 /// Most features that can be learned from: P of twice as many would take 64 GiB in f32.
@@ -83,6 +84,16 @@ impl Row<'_> {
             Self::F64(x) => x.iter().map(|&v| v as f32).collect(),
             Self::F16(x) => x.to_f32_vec(),
             Self::Bf16(x) => x.to_f32_vec(),
+        }
+    }
+
+    /// Sum of feature times `weight` over the shorter of both, in f32 (f64 for a row in f64), the partial sums in f64.
+    pub(crate) fn dot(&self, weight: &[f32]) -> f64 {
+        match self {
+            Self::F32(x) => dot_f32(x, weight),
+            Self::F64(x) => dot_f64(x, weight),
+            Self::F16(x) => dot_f16(x.reinterpret_cast(), weight),
+            Self::Bf16(x) => dot_bf16(x.reinterpret_cast(), weight),
         }
     }
 

@@ -8,13 +8,14 @@
 use ndarray::{Array2, ArrayView2, s};
 
 use super::Innovation;
-use crate::linalg::{Real, SymTiles, add_product};
+use crate::kernels::deflate;
+use crate::linalg::{Real, SymTiles};
 use crate::tensors::{Reader, Writer};
 use crate::{Error, Result};
 
 const VERSION_KEY: &str = "leap_rls_version";
 const VERSION: &str = "1";
-/// B is tested for positive definiteness once in this many folds; with the folds' size that is once in about p rows,
+/// B is tested for positive definiteness once in this many folds; with the folds' size that is once in p rows or more,
 /// a small part of the updates' own work.
 const FOLDS_PER_TEST: u64 = 16;
 /// Larger values cannot be squared and summed in f32.
@@ -80,7 +81,7 @@ pub(super) struct Core<T> {
 
 /// Rows of W: large enough that folding is cheap, small enough that W is a small part of what an update reads.
 fn capacity(p: usize) -> usize {
-    (p / 16).clamp(16, 256)
+    (p / 16).clamp(32, 256)
 }
 
 impl<T: Stored> Core<T> {
@@ -159,14 +160,13 @@ impl<T: Stored> Core<T> {
             e[i] = weight(i) * (y[i] - predicted);
             row.mapv_inplace(|v| v * weight(i));
         }
-        let ut = u.mapv(T::narrow);
-        let w = self.pending.slice(s![..self.used, ..]);
-        let mut v = self.base.times_rows(&ut.view());
-        let one = T::narrow(1.0);
-        let mut uw = Array2::zeros((k, self.used));
-        add_product(one, &ut.view(), &w.t(), &mut uw.view_mut());
-        add_product(-one, &uw.view(), &w, &mut v.view_mut());
-        let mut v = v.mapv(|v| factor * v.wide());
+        let ut: Vec<T> = u.iter().map(|&v| T::narrow(v)).collect();
+        let mut v = self.base.times_rows(&ut);
+        if let Some(w) = self.pending.slice(s![..self.used, ..]).as_slice() {
+            deflate(w, self.theta.len(), &ut, &mut v);
+        }
+        let v: Vec<f64> = v.into_iter().map(|v| factor * v.wide()).collect();
+        let mut v = Array2::from_shape_vec(u.raw_dim(), v).map_err(|e| Error::Numeric(e.to_string()))?;
 
         let uv = u.dot(&v.t());
         let (l, spent) = factor_lower(&uv)?;

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::side_by_side;
+use common::{read, side_by_side};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use leap::readout::{Kind, Meta, Parts, Readout, Target};
@@ -48,17 +48,6 @@ fn through_ndarray(x: &ArrayView2<f32>, weight: &Array1<f32>, bias: f32) -> Arra
     (x.dot(weight) + bias).mapv(|m| m.clamp(1.0, (MAX_TOKENS as f32).sqrt()).powi(2))
 }
 
-/// Touches every byte once, in a form that the compiler turns into wide loads and additions that keep up with memory.
-fn read(x: &ArrayView2<f32>) -> u32 {
-    let all = x.as_slice().expect("rows that lie one after the other");
-    all.chunks_exact(64).fold([0u32; 64], |mut sums, chunk| {
-        for (sum, value) in sums.iter_mut().zip(chunk) {
-            *sum = sum.wrapping_add(value.to_bits());
-        }
-        sums
-    })[0]
-}
-
 fn predict(criterion: &mut Criterion) {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let readout = readout(&mut rng);
@@ -84,29 +73,26 @@ fn predict(criterion: &mut Criterion) {
     }
     group.finish();
 
+    println!("predict, d = {D}: times as fast [quartiles]");
     for n in BATCHES {
         let few = pool.slice(s![..n, ..]);
         let few_half = half.slice(s![..n, ..]);
         let reference = || through_ndarray(&few, &weight, bias);
-        side_by_side(&format!("predict f32, batch {n}"), || readout.predict(&Rows::F32(few)), "ndarray f32", reference);
-        side_by_side(
-            &format!("predict bf16, batch {n}"),
-            || readout.predict(&Rows::Bf16(few_half)),
-            "ndarray f32",
-            reference,
-        );
+        side_by_side(&format!("f32 rows, batch {n}"), || readout.predict(&Rows::F32(few)), "ndarray", reference);
+        side_by_side(&format!("bf16 rows, batch {n}"), || readout.predict(&Rows::Bf16(few_half)), "ndarray", reference);
     }
+    let all = pool.as_slice().expect("rows that lie one after the other");
     side_by_side(
-        &format!("predict f32 over {} MiB", (POOL * D * 4) >> 20),
+        &format!("f32 rows, {} MiB of them", (POOL * D * 4) >> 20),
         || readout.predict(&Rows::F32(pool.view())),
         "reading them",
-        || read(&pool.view()),
+        || read(all),
     );
     side_by_side(
-        &format!("predict bf16 over {} MiB", (POOL * D * 2) >> 20),
+        &format!("bf16 rows, {} MiB of them", (POOL * D * 2) >> 20),
         || readout.predict(&Rows::Bf16(half.view())),
-        "reading as many bytes",
-        || read(&pool.slice(s![..POOL / 2, ..])),
+        "reading them",
+        || read(&all[..POOL * D / 2]),
     );
 }
 

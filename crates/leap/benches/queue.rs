@@ -1,18 +1,23 @@
 //! What the waiting queue does at every step, with 1,000 and 100,000 requests in it, beside the standard library's heap,
-//! which can neither remove nor rekey.
+//! which can neither remove nor rekey, and its ordered set, which can; and what a request's place in it costs once: the
+//! distribution of its length and the table of its Gittins order, beside the order's formula at every level.
 
 mod common;
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 
 use common::side_by_side;
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use leap::noise::Noise;
 use leap::queue::{AgingQueue, static_key};
+use leap::remaining::{GittinsTable, Objective, gittins_at, next_level};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 const AGING_RATE: f64 = 0.05;
+/// Output budget of the requests whose order is computed.
+const CAP: u32 = 4096;
 /// Requests a second; only the spread of the arrivals matters.
 const RATE: f64 = 50.0;
 
@@ -77,14 +82,59 @@ fn queue(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("peek", n), |b| b.iter(|| settled.peek()));
         group.bench_function(BenchmarkId::new("pop and push", n), |b| b.iter(|| turnover(&mut aging)));
         group.finish();
+        println!("queue of {n}: times as fast [quartiles]");
+        side_by_side("pop and push", || turnover(&mut aging), "BinaryHeap", || plain(&mut heap));
+        let key = |id: u64, length: f64| entry(id, length, id as f64 / RATE).0;
+        let mut lengths_now: Vec<f64> = (0..n).map(length).collect();
+        let mut set: BTreeSet<(u64, u64)> = (0..n).map(|id| key(id, length(id))).collect();
+        let (mut step, mut set_step) = (0, 0);
+        let next = |step: &mut u64| {
+            *step += 1;
+            (*step * 7919 % n, length(*step))
+        };
         side_by_side(
-            &format!("queue pop and push, {n} entries"),
-            || turnover(&mut aging),
-            "BinaryHeap",
-            || plain(&mut heap),
+            "rekey",
+            || {
+                let (id, new) = next(&mut step);
+                settled.rekey(id, new)
+            },
+            "BTreeSet",
+            || {
+                let (id, new) = next(&mut set_step);
+                let old = std::mem::replace(&mut lengths_now[id as usize], new);
+                set.remove(&key(id, old)) && set.insert(key(id, new))
+            },
         );
     }
 }
 
-criterion_group! { name = benches; config = common::criterion(); targets = queue }
+fn order(criterion: &mut Criterion) {
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    let mut noise = Noise::new(CAP);
+    for _ in 0..5_000 {
+        noise.observe(rng.random_range(1.0f64..60.0), rng.random_range(-20.0f64..20.0), 0.1);
+    }
+    let distribution = noise.distribution(30.0, CAP);
+    let table = GittinsTable::new(&distribution, CAP, Objective::Ptl);
+    let levels: Vec<u32> = std::iter::successors(Some(0), |&a| Some(next_level(a))).take_while(|&a| a < CAP).collect();
+    let by_formula = || -> Vec<f64> {
+        let at = |&a: &u32| gittins_at(&distribution, f64::from(CAP), Objective::Ptl, f64::from(a));
+        levels.iter().map(at).collect()
+    };
+    let close = |(&a, b): (&u32, f64)| (table.remaining(a) - b).abs() <= 1e-5 * b;
+    assert!(levels.iter().zip(by_formula()).all(close), "the table is the formula at its levels");
+
+    let mut score = 0.0;
+    let mut placed = || {
+        score = (score + 7.3) % 60.0;
+        GittinsTable::new(&noise.distribution(score, CAP), CAP, Objective::Ptl)
+    };
+    criterion.bench_function("order/distribution and table", |b| b.iter(&mut placed));
+    println!("order of one request, cap {CAP}, {} lengths: times as fast [quartiles]", distribution.lengths.len());
+    let what = format!("table of {} levels", levels.len());
+    side_by_side(&what, || GittinsTable::new(&distribution, CAP, Objective::Ptl), "level by level", by_formula);
+    side_by_side("length distribution and table", placed, "the levels alone, one by one", by_formula);
+}
+
+criterion_group! { name = benches; config = common::criterion(); targets = queue, order }
 criterion_main!(benches);

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::side_by_side;
+use std::time::Instant;
+
+use common::{cycles_side_by_side, read, readable};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use leap::rls::{Precision, Rls};
 use ndarray::linalg::general_mat_mul;
@@ -13,6 +15,9 @@ use rand_chacha::ChaCha8Rng;
 
 const K: usize = 8;
 const LAM: f64 = 100.0;
+/// Updates from one rewriting of P to the next divide this, and the test of P comes once in as many at d = 4096.
+const CYCLE: u32 = 32;
+const LONG_CYCLE: u32 = 16 * CYCLE;
 /// Distinct batches that are gone through in turn, so that P does not collapse along eight directions.
 const BATCHES: usize = 32;
 
@@ -76,8 +81,32 @@ fn rls(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group("rls update k=8");
         group.bench_function(BenchmarkId::new("f32", features), |b| b.iter(|| update(&mut ours)));
         group.finish();
-        let what = format!("rls update, d {features}, k {K}, f32");
-        side_by_side(&what, || update(&mut ours), "the formula through ndarray", || textbook(&mut book));
+        println!("rls update, d = {features}, k = {K}, f32: times as fast [quartiles]");
+        cycles_side_by_side(
+            "with its share of the folds",
+            CYCLE,
+            || update(&mut ours),
+            "ndarray",
+            || textbook(&mut book),
+        );
+        let lower = vec![1f32; d * (d + 1) / 2];
+        cycles_side_by_side(
+            "with its share of the folds",
+            CYCLE,
+            || update(&mut ours),
+            "reading half of P",
+            || read(&lower),
+        );
+        let times: Vec<f64> = (0..LONG_CYCLE)
+            .map(|_| {
+                let start = Instant::now();
+                update(&mut ours);
+                start.elapsed().as_secs_f64()
+            })
+            .collect();
+        let mean = times.iter().sum::<f64>() / times.len() as f64;
+        let longest = times.iter().copied().fold(0.0, f64::max);
+        println!("with tests of P: mean {}, longest {}", readable(mean), readable(longest));
     }
 }
 

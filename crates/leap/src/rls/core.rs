@@ -18,6 +18,9 @@ const VERSION: &str = "1";
 /// B is tested for positive definiteness once in this many folds; with the folds' size that is once in p rows or more,
 /// a small part of the updates' own work.
 const FOLDS_PER_TEST: u64 = 16;
+/// Rows of a batch that are one update. More would discount by more at a time, which the limit on the trace of P then
+/// forbids for all of them; and W must have room for them.
+const MOST_TOGETHER: usize = 64;
 /// Larger values cannot be squared and summed in f32.
 const LIMIT: f64 = 1e15;
 
@@ -131,7 +134,7 @@ impl<T: Stored> Core<T> {
                 return Err(Error::Readout(format!("row {i}: a feature or the target is too large to learn from")));
             }
         }
-        let block = self.pending.nrows().min(64);
+        let block = (p / 16).clamp(16, MOST_TOGETHER);
         let mut shown = Vec::with_capacity(y.len());
         let mut start = 0;
         while start < y.len() {

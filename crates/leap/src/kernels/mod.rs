@@ -4,12 +4,14 @@
 //! eight values, so they differ by rounding alone.
 
 mod dot;
+mod gram;
 mod pool;
 #[cfg(test)]
 mod tests;
 mod tile;
 
 pub(crate) use dot::{dot_bf16, dot_f16, dot_f32, dot_f64};
+pub(crate) use gram::Panels;
 pub(crate) use pool::add_halves;
 pub(crate) use tile::{Tile, deflate, multiply};
 

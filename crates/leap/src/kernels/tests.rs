@@ -4,6 +4,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::dot::{Brain, Dot, Double, Half, Single};
+use super::gram::AddGram;
 use super::pool::AddHalves;
 use super::tile::{Part, Strips};
 use super::*;
@@ -116,7 +117,32 @@ fn check_rows<T: Real>(rows: usize, n: usize, k: usize, seed: u64) {
     check_all(&run(&w, n, 0, Part::Rows, n, &u), &expected, bound);
 }
 
+fn check_gram<T: Real>(k: usize, (row, rows): (usize, usize), (column, columns): (usize, usize), seed: u64) {
+    let n = (row + rows).max(column + columns);
+    let x: Vec<T> = numbers(k * n, seed).into_iter().map(T::of).collect();
+    let before: Vec<T> = numbers(rows * columns, seed + 1).into_iter().map(T::of).collect();
+    let (alpha, beta) = (T::of(-0.5), T::of(0.25));
+    let mut expected: Vec<f64> = before.iter().map(|&v| 0.25 * v.into()).collect();
+    for (at, e) in expected.iter_mut().enumerate() {
+        let (r, c) = (row + at / columns, column + at % columns);
+        *e -= (0..k).map(|i| 0.5 * x[i * n + r].into() * x[i * n + c].into()).sum::<f64>();
+    }
+    let panels = &Panels::new(&x, n);
+    let mut tiles = [before.clone(), before];
+    let [portable, native] = &mut tiles;
+    AddGram { panels, alpha, beta, row, column, columns, tile: portable }.run(Portable);
+    dispatch(AddGram { panels, alpha, beta, row, column, columns, tile: native });
+    let bound = T::UNIT * (k * k + 2) as f64;
+    check_all(&tiles.map(|t| t.into_iter().map(Into::into).collect()), &expected, bound);
+}
+
 proptest! {
+    #[test]
+    fn grams(k in 1usize..12, r in 0usize..4, rows in 1usize..30, c in 0usize..4, columns in 1usize..40, seed in 0u64..1 << 40) {
+        check_gram::<f32>(k, (8 * r, rows), (8 * c, columns), seed);
+        check_gram::<f64>(k, (8 * r, rows), (8 * c, columns), seed);
+    }
+
     #[test]
     fn dots((x, w) in pairs()) {
         let wide: Vec<f64> = x.iter().map(|&v| v.into()).collect();

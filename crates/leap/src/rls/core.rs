@@ -211,7 +211,9 @@ impl<T: Stored> Core<T> {
     /// Writes W and c into B.
     fn fold(&mut self) -> Result<()> {
         let c = T::narrow(self.factor);
-        self.base.add_gram(-c, &self.pending.slice(s![..self.used, ..]), c);
+        if let Some(rows) = self.pending.slice(s![..self.used, ..]).as_slice() {
+            self.base.fold(-c, rows, c);
+        }
         self.used = 0;
         self.pending_squares = 0.0;
         self.factor = 1.0;

@@ -101,7 +101,7 @@ wheel: system $(WHEEL) ## dist/*.whl: manylinux, abi3, OpenBLAS inside
 # No criterion bench is called ratios-alone; `cargo bench -p leap` prints their absolute times as well.
 .PHONY: bench
 bench: develop ## speeds, each as a ratio to something measured in the same run
-	OPENBLAS_NUM_THREADS=1 cargo bench --locked -q -p leap -- ratios-alone
+	OPENBLAS_NUM_THREADS=1 cargo bench --locked -q -p leap -- ratios-alone 2> >(grep -v '^Gnuplot' >&2)
 	OPENBLAS_NUM_THREADS=1 python benches/rls_numpy.py
 
 .PHONY: readout

@@ -28,6 +28,7 @@ fn pool(criterion: &mut Criterion) {
     let embedding = Array2::from_shape_simple_fn((VOCABULARY, D), || rng.random_range(-1.0f32..1.0));
     let features = PromptFeatures::new(&Rows::F32(embedding.view()), DIM, 0).expect("a finite table");
 
+    println!("prompt features, {DIM} of {D} dimensions in f16: times as fast [quartiles]");
     for tokens in [200u32, 2_000] {
         let ids: Vec<u32> = (0..tokens).map(|_| rng.random_range(0..VOCABULARY as u32)).collect();
         let mean = plain_mean(&embedding, &ids);
@@ -46,7 +47,6 @@ fn pool(criterion: &mut Criterion) {
         group.throughput(Throughput::Elements(u64::from(tokens)));
         group.bench_function(BenchmarkId::from_parameter(tokens), |b| b.iter(|| features.pool(&ids)));
         group.finish();
-        println!("prompt features, {DIM} of {D} dimensions in f16: times as fast [quartiles]");
         let what = format!("{tokens} tokens");
         side_by_side(&what, || features.pool(&ids), "ndarray's mean of all in f32", || plain_mean(&embedding, &ids));
     }

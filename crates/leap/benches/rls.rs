@@ -81,17 +81,11 @@ fn rls(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group("rls update k=8");
         group.bench_function(BenchmarkId::new("f32", features), |b| b.iter(|| update(&mut ours)));
         group.finish();
-        println!("rls update, d = {features}, k = {K}, f32: times as fast [quartiles]");
-        cycles_side_by_side(
-            "with its share of the folds",
-            CYCLE,
-            || update(&mut ours),
-            "ndarray",
-            || textbook(&mut book),
-        );
+        println!("rls update, d = {features}, k = {K}, f32, with its share of the folds: times as fast [quartiles]");
+        cycles_side_by_side("the same formula", CYCLE, || update(&mut ours), "ndarray", || textbook(&mut book));
         let lower = vec![1f32; d * (d + 1) / 2];
         cycles_side_by_side(
-            "with its share of the folds",
+            "the traffic it cannot do without",
             CYCLE,
             || update(&mut ours),
             "reading half of P",
@@ -106,7 +100,7 @@ fn rls(criterion: &mut Criterion) {
             .collect();
         let mean = times.iter().sum::<f64>() / times.len() as f64;
         let longest = times.iter().copied().fold(0.0, f64::max);
-        println!("with tests of P: mean {}, longest {}", readable(mean), readable(longest));
+        println!("with tests of P as well: mean {}, longest {}", readable(mean), readable(longest));
     }
 }
 

@@ -3,9 +3,6 @@
 
 use super::{Group, Kernel, Machine, Scalar, WIDTH, dispatch};
 
-/// Groups of sums: as many as hide the latency of a multiply-add.
-const GROUPS: usize = 8;
-
 /// Sum of `x[i] * w[i]` over the shorter of both.
 pub(crate) fn dot_f32(x: &[f32], w: &[f32]) -> f64 {
     dispatch(Dot::<Single> { x, w })
@@ -32,6 +29,15 @@ pub(super) trait Format {
     type Sum: Scalar + From<f32> + Into<f64>;
 
     fn load<M: Machine>(machine: M, x: &Group<Self::Stored>) -> Group<Self::Sum>;
+
+    #[inline(always)]
+    fn weights(w: &Group<f32>) -> Group<Self::Sum> {
+        let mut out = [Self::Sum::ZERO; WIDTH];
+        for i in 0..WIDTH {
+            out[i] = w[i].into();
+        }
+        out
+    }
 }
 
 pub(super) struct Single;
@@ -89,30 +95,37 @@ impl<F: Format> Kernel for Dot<'_, F> {
 
     #[inline(always)]
     fn run<M: Machine>(self, machine: M) -> f64 {
+        // As many groups of sums as hide the latency of a multiply-add, or as leave room in registers.
+        if M::WIDE { self.sum::<M, 8>(machine) } else { self.sum::<M, 4>(machine) }
+    }
+}
+
+impl<F: Format> Dot<'_, F> {
+    #[inline(always)]
+    fn sum<M: Machine, const GROUPS: usize>(self, machine: M) -> f64 {
         let n = self.x.len().min(self.w.len());
         let (x, x_rest) = self.x[..n].as_chunks::<WIDTH>();
         let (w, w_rest) = self.w[..n].as_chunks::<WIDTH>();
-        let weights = |w: &Group<f32>| w.map(F::Sum::from);
         let mut groups = [[F::Sum::ZERO; WIDTH]; GROUPS];
         let (x, x_few) = x.as_chunks::<GROUPS>();
         let (w, w_few) = w.as_chunks::<GROUPS>();
         for (x, w) in x.iter().zip(w) {
             for i in 0..GROUPS {
-                groups[i] = machine.multiply_add(F::load(machine, &x[i]), weights(&w[i]), groups[i]);
+                groups[i] = machine.multiply_add(F::load(machine, &x[i]), F::weights(&w[i]), groups[i]);
             }
         }
         let mut last = [F::Sum::ZERO; WIDTH];
         for (x, w) in x_few.iter().zip(w_few) {
-            last = machine.multiply_add(F::load(machine, x), weights(w), last);
+            last = machine.multiply_add(F::load(machine, x), F::weights(w), last);
         }
         let (mut x, mut w) = ([F::Stored::default(); WIDTH], [0.0; WIDTH]);
         x[..x_rest.len()].copy_from_slice(x_rest);
         w[..w_rest.len()].copy_from_slice(w_rest);
-        last = machine.multiply_add(F::load(machine, &x), weights(&w), last);
-        let mut sums = last.map(Into::<f64>::into);
-        for group in groups {
-            for (sum, value) in sums.iter_mut().zip(group) {
-                *sum += value.into();
+        last = machine.multiply_add(F::load(machine, &x), F::weights(&w), last);
+        let mut sums = [0f64; WIDTH];
+        for group in groups.into_iter().chain([last]) {
+            for i in 0..WIDTH {
+                sums[i] += group[i].into();
             }
         }
         let [a, b, c, d, e, f, g, h] = sums;

@@ -36,6 +36,9 @@ pub(crate) trait Scalar:
 
 /// What a kernel may ask of the processor. A value of the type is the proof that it may.
 trait Machine: Copy {
+    /// Whether a group of f32 is one register.
+    const WIDE: bool;
+
     /// a * b + c.
     fn multiply_add<T: Scalar>(self, a: Group<T>, b: Group<T>, c: Group<T>) -> Group<T>;
 
@@ -51,29 +54,42 @@ trait Machine: Copy {
 struct Portable;
 
 impl Machine for Portable {
+    const WIDE: bool = false;
+
     #[inline(always)]
-    fn multiply_add<T: Scalar>(self, a: Group<T>, b: Group<T>, c: Group<T>) -> Group<T> {
-        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    fn multiply_add<T: Scalar>(self, a: Group<T>, b: Group<T>, mut c: Group<T>) -> Group<T> {
+        for i in 0..WIDTH {
+            c[i] = a[i] * b[i] + c[i];
+        }
+        c
     }
 
     #[inline(always)]
     fn halves(self, bits: &Group<u16>) -> Group<f32> {
-        bits.map(half)
+        let mut out = [0.0; WIDTH];
+        for i in 0..WIDTH {
+            out[i] = half(bits[i]);
+        }
+        out
     }
 
     #[inline(always)]
     fn brains(self, bits: &Group<u16>) -> Group<f32> {
-        bits.map(|b| f32::from_bits(u32::from(b) << 16))
+        let mut out = [0.0; WIDTH];
+        for i in 0..WIDTH {
+            out[i] = f32::from_bits(u32::from(bits[i]) << 16);
+        }
+        out
     }
 }
 
 /// One half-precision value without a branch: the exponent is moved by a product with 2^112, which also makes
-/// subnormals right; an exponent of all ones stands for an infinity or NaN and is set by hand.
+/// subnormals right; an exponent of all ones stands for an infinity or NaN, where one more reaches the sign's place.
 #[inline(always)]
 fn half(bits: u16) -> f32 {
     let bits = u32::from(bits);
     let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits(0x7780_0000);
-    let special = if bits & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
+    let special = (((bits & 0x7fff) + 0x400) >> 15) * 0x7f80_0000;
     f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16)
 }
 

@@ -64,6 +64,8 @@ fn brains(bits: Group<u16>) -> Group<f32> {
 // SAFETY, of every call below: a `Wide` exists only where the processor has the features.
 
 impl Machine for Wide {
+    const WIDE: bool = true;
+
     #[inline(always)]
     fn multiply_add<T: Scalar>(self, a: Group<T>, b: Group<T>, c: Group<T>) -> Group<T> {
         unsafe { T::fused(a, b, c) }

@@ -25,6 +25,8 @@ impl Engine<'_> {
         step.work.kv_tokens = self.decoding.kv_tokens();
         // A victim may have been among those that came back to decode.
         step.resumed.retain(|&(id, _)| self.decoding.contains(id));
+        // Or among those whose prefill would have ended: their token is lost with their blocks.
+        step.prefilled.retain(|&id| self.requests[id as usize].is_resident);
         self.decoding.advance(1);
         self.finish_decoding(&mut step.done);
         for &id in &step.prefilled {

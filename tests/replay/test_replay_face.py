@@ -186,3 +186,11 @@ class TestReadouts:
         assert any("is not used" in note for note in result.notes)
         with pytest.raises(ReadoutError, match="does not fit"):
             replay(home / "code.parquet", seeds=1, policies="fcfs", readout=path)
+
+
+def test_the_result_names_every_option_in_force_of_each_policy(traces: Path) -> None:
+    result = replay(traces / "code.parquet", policies=("fcfs", "leap:aging_rate=0.02"), seeds=1, keep_requests=False)
+    options = result.to_dict()["config"]["policy_options"]["leap:aging_rate=0.02"]
+    assert options["aging_rate"] == 0.02
+    assert options["levers"] == {"queue": True, "slots": True, "evict": False}
+    assert (options["order"], options["objective"], options["memory_weight"]) == ("gittins", "ptl", 1.0)

@@ -1,8 +1,9 @@
 //! What one step does, decided in vLLM's order: the sequences that decode get their blocks, prefills under way go on,
 //! and only if nobody had to give way is the queue asked, up to the first request that does not fit.
 
-use super::engine::{Engine, Step};
+use super::engine::Engine;
 use super::memory::Claim;
+use super::state::Step;
 use crate::slots::select_slots;
 
 impl Engine<'_> {

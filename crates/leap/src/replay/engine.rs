@@ -4,15 +4,16 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use super::blocks::{BlockPool, Held};
+use super::blocks::BlockPool;
 use super::config::EngineConfig;
-use super::cost::{Ramp, Work};
+use super::cost::Ramp;
 use super::decode::DecodeSet;
 use super::input::RunInput;
 use super::options::Options;
 use super::outcome::{Control, Outcome, Record};
 use super::policy::{PolicySpec, Rule};
 use super::ranker::{Ranker, Readouts};
+use super::state::{Request, Step};
 use super::trace::Trace;
 use super::waiting::Waiting;
 use crate::{Error, Result};
@@ -33,41 +34,6 @@ pub fn simulate(
 ) -> Result<Outcome> {
     let ranker = Ranker::new(spec, trace, input, readouts, options.output_budget(trace, readouts))?;
     Engine::new(trace, input, config, spec, ranker, options, control).run()
-}
-
-/// A request inside the engine.
-#[derive(Clone, Debug)]
-pub(super) struct Request {
-    pub(super) prompt: u32,
-    pub(super) output: u32,
-    /// Tokens generated when it last left the decode set.
-    pub(super) generated: u32,
-    /// Tokens stored when it last left the decode set.
-    pub(super) computed: u32,
-    /// Blocks held, or, of a request that was preempted, those it held.
-    pub(super) blocks: Vec<Held>,
-    pub(super) is_resident: bool,
-    pub(super) admitted: u64,
-    pub(super) preemptions: u32,
-    pub(super) last_decode_step: u64,
-    pub(super) last_token_s: f64,
-    pub(super) first_token_s: f64,
-    pub(super) finish_s: f64,
-}
-
-/// A composed step.
-#[derive(Debug, Default)]
-pub(super) struct Step {
-    pub(super) work: Work,
-    /// Requests whose prefill ends in it.
-    pub(super) prefilled: Vec<u32>,
-    /// Requests whose last token it generates.
-    pub(super) done: Vec<u32>,
-    /// Those that decode again after a pause, with the time of their last token.
-    pub(super) resumed: Vec<(u32, f64)>,
-    /// Somebody lost its blocks in it, so the next step may admit again.
-    pub(super) preempted: bool,
-    pub(super) blocked_by_memory: bool,
 }
 
 struct Flight {

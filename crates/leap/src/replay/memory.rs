@@ -4,7 +4,8 @@
 use rustc_hash::FxHashMap;
 
 use super::blocks::Held;
-use super::engine::{Engine, Step};
+use super::engine::Engine;
+use super::state::Step;
 
 /// What the first of the queue lacks.
 pub(super) struct Claim<'a> {

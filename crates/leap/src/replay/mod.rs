@@ -23,6 +23,7 @@ mod ranker;
 mod report;
 mod run;
 mod setting;
+mod state;
 mod trace;
 mod waiting;
 

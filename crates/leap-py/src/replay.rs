@@ -186,10 +186,7 @@ fn table<'py>(py: Python<'py>, trace: &Trace, rows: &[RequestRow]) -> PyResult<B
     let output = |r: &RequestRow| trace.output_tokens[r.record.row as usize];
     put("output_tokens", rows.iter().map(output).collect::<Vec<_>>().into_pyarray(py).into_any())?;
     put("preemptions", rows.iter().map(|r| r.record.preemptions).collect::<Vec<_>>().into_pyarray(py).into_any())?;
-    let predicted = |r: &RequestRow| {
-        let [before, after] = r.record.predicted;
-        if after.is_nan() { before } else { after }
-    };
+    let predicted = |r: &RequestRow| r.record.best_predicted();
     put("predicted_tokens", rows.iter().map(predicted).collect::<Vec<_>>().into_pyarray(py).into_any())?;
     Ok(table)
 }

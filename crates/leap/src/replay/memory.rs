@@ -103,8 +103,8 @@ impl Engine<'_> {
     pub(super) fn victim(&self) -> Option<u32> {
         let candidates = self.residents.iter().copied().filter(|&id| !self.is_ending(id));
         if self.spec.levers.slots {
-            let key = |&id: &u32| self.ranker.slot_key(id, self.generated(id));
-            candidates.max_by(|a, b| key(a).total_cmp(&key(b)).then(a.cmp(b)))
+            let keyed = candidates.map(|id| (self.ranker.slot_key(id, self.generated(id)), id));
+            keyed.max_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, id)| id)
         } else {
             candidates.max_by_key(|&id| self.requests[id as usize].admitted)
         }

@@ -10,7 +10,7 @@ use super::config::EngineConfig;
 use super::cost::CostModel;
 use super::outcome::{Outcome, Record};
 use super::policy::{PolicySpec, Rule};
-use super::trace::Trace;
+use super::trace::{Trace, are_lengths};
 use crate::stats;
 
 /// A latency of one request.
@@ -248,20 +248,17 @@ impl Measure<'_> {
                 mae_tokens: stats::mean(&errors).filter(|_| are_lengths),
             }
         };
-        let best = |record: &Record| {
-            if record.predicted[1].is_nan() { record.predicted[0] } else { record.predicted[1] }
-        };
         match &spec.rule {
             Rule::SjfPrompt => {
                 let prompt = |record: &Record| self.trace.prompt_tokens[record.row as usize] as f32;
                 run.prediction = Some(quality(&prompt, false));
             }
             Rule::Score(name) => {
-                let positive = self.trace.score(name).is_some_and(|scores| scores.iter().all(|&score| score > 0.0));
-                run.prediction = Some(quality(&best, positive));
+                let lengths = self.trace.score(name).is_some_and(are_lengths);
+                run.prediction = Some(quality(&Record::best_predicted, lengths));
             }
             Rule::Leap | Rule::LeapPaper | Rule::LeapFrozen => {
-                run.prediction = Some(quality(&best, true));
+                run.prediction = Some(quality(&Record::best_predicted, true));
                 if spec.rule == Rule::Leap {
                     run.prompt_prediction = Some(quality(&|record| record.predicted[0], true));
                 }

@@ -32,6 +32,14 @@ pub struct Record {
     pub predicted: [f32; 2],
 }
 
+impl Record {
+    /// Predicted tokens by the last who said: after prefill where that was known, else before; NaN where neither was.
+    pub fn best_predicted(&self) -> f32 {
+        let [before, after] = self.predicted;
+        if after.is_nan() { before } else { after }
+    }
+}
+
 /// What one simulation shows.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {

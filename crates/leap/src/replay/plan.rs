@@ -66,11 +66,7 @@ pub(super) fn usable(
     let mut specs = Vec::new();
     for text in &options.policies {
         let spec: PolicySpec = text.parse()?;
-        if let Rule::Score(name) = &spec.rule
-            && trace.score(name).is_none()
-        {
-            return Err(Error::Config(format!("policy {spec}: the trace has no column score_{name}")));
-        }
+        spec.scores(trace)?;
         let paper = matches!(spec.rule, Rule::LeapPaper | Rule::LeapFrozen);
         if paper && trace.features.is_none() {
             notes.push(format!("{spec} is left out: the trace has no column features"));

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
+use super::trace::Trace;
 use crate::remaining::{Objective, Order};
 use crate::{Error, Result};
 
@@ -128,6 +129,15 @@ impl PolicySpec {
     /// Whether the policy reads the trace's features with leap's own readouts.
     pub fn has_readout(&self) -> bool {
         matches!(self.rule, Rule::LeapFrozen | Rule::LeapPaper | Rule::Leap)
+    }
+
+    /// The column that another predictor's policy reads; empty for every other policy.
+    ///
+    /// # Errors
+    /// [`Error::Config`] where the trace has no such column.
+    pub(super) fn scores<'a>(&self, trace: &'a Trace) -> Result<&'a [f32]> {
+        let Rule::Score(name) = &self.rule else { return Ok(&[]) };
+        trace.score(name).ok_or_else(|| Error::Config(format!("policy {self}: the trace has no column score_{name}")))
     }
 
     /// The same policy at another aging rate, unless it was given one or has no aging.

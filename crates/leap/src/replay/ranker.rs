@@ -4,7 +4,7 @@
 
 use super::input::RunInput;
 use super::policy::{PolicySpec, Rule};
-use super::trace::{Finish, Trace};
+use super::trace::{Finish, Trace, are_lengths};
 use crate::online::{Label, OnlineReadout};
 use crate::prompt::length_features;
 use crate::queue::static_key;
@@ -62,12 +62,7 @@ impl<'a> Ranker<'a> {
         readouts: &Readouts,
         max_tokens: u32,
     ) -> Result<Self> {
-        let mut scores: &[f32] = &[];
-        if let Rule::Score(name) = &spec.rule {
-            scores = trace
-                .score(name)
-                .ok_or_else(|| Error::Config(format!("policy {spec}: the trace has no column score_{name}")))?;
-        }
+        let scores = spec.scores(trace)?;
         let reads = spec.has_readout();
         let batched = |readout: &OnlineReadout| readout.clone().with_batch(spec.batch);
         let state = readouts.state.as_ref().filter(|_| reads && trace.features.is_some()).map(batched);
@@ -84,7 +79,7 @@ impl<'a> Ranker<'a> {
             predicted: [unknown(prompt.is_some() || !scores.is_empty()), unknown(state.is_some())],
             prompt,
             state,
-            scores_are_lengths: scores.iter().all(|&score| score > 0.0),
+            scores_are_lengths: are_lengths(scores),
             scores,
             max_tokens,
             known: if reads { vec![Known::default(); input.len()] } else { Vec::new() },
@@ -146,10 +141,7 @@ impl<'a> Ranker<'a> {
             }
             return Ok(());
         };
-        let estimate = match &self.trace.prompt_features {
-            Some(features) => prompt.estimate(features.row(row)),
-            None => prompt.estimate(Row::F32(&length_features(self.trace.prompt_tokens[row]))),
-        };
+        let estimate = with_prompt_row(self.trace, row, |features| prompt.estimate(features));
         let estimate = estimate.map_err(|error| in_row("prompt_features", row, error))?;
         if estimate.known {
             self.predicted[0][id as usize] = estimate.score * estimate.score;
@@ -166,16 +158,16 @@ impl<'a> Ranker<'a> {
     /// A request's prefill has ended: its hidden state is there. Says whether it changed what is known.
     pub fn prefilled(&mut self, id: u32) -> Result<bool> {
         let row = self.row(id);
-        let (true, Some(features)) = (self.state.is_some(), self.trace.features.as_ref()) else {
-            return Ok(false);
-        };
-        if !self.predicted[1][id as usize].is_nan() {
+        // A resumed request has its hidden state from the first time.
+        if !self.predicted[1].get(id as usize).is_some_and(|tokens| tokens.is_nan()) {
             return Ok(false);
         }
         if let Some(earlier) = self.earlier(id) {
             return Ok(self.recall(1, id, earlier));
         }
-        let Some(state) = self.state.as_mut() else { return Ok(false) };
+        let (Some(state), Some(features)) = (self.state.as_mut(), self.trace.features.as_ref()) else {
+            return Ok(false);
+        };
         let estimate = state.estimate(features.row(row)).map_err(|error| in_row("features", row, error))?;
         if !estimate.known {
             return Ok(false);
@@ -228,10 +220,7 @@ impl<'a> Ranker<'a> {
             return Ok(());
         }
         if let Some(prompt) = self.prompt.as_mut() {
-            match &self.trace.prompt_features {
-                Some(features) => prompt.observe(features.row(row), label)?,
-                None => prompt.observe(Row::F32(&length_features(self.trace.prompt_tokens[row])), label)?,
-            };
+            with_prompt_row(self.trace, row, |features| prompt.observe(features, label))?;
         }
         if let (Some(state), Some(features)) = (self.state.as_mut(), self.trace.features.as_ref()) {
             state.observe(features.row(row), label)?;
@@ -304,6 +293,14 @@ impl<'a> Ranker<'a> {
         let attained = matches!(self.spec.rule, Rule::Las | Rule::Mlfq);
         let revised = self.spec.has_readout() && self.spec.order != Order::Countdown;
         if self.spec.levers.slots && (attained || revised) { next_level(generated) } else { u32::MAX }
+    }
+}
+
+/// Hands on a request's prompt features, or its length terms where the trace carries no features.
+fn with_prompt_row<T>(trace: &Trace, row: usize, act: impl FnOnce(Row<'_>) -> T) -> T {
+    match &trace.prompt_features {
+        Some(features) => act(features.row(row)),
+        None => act(Row::F32(&length_features(trace.prompt_tokens[row]))),
     }
 }
 

@@ -70,6 +70,11 @@ impl Features {
     }
 }
 
+/// Whether another predictor's scores can be lengths in tokens, not just ranks.
+pub(super) fn are_lengths(scores: &[f32]) -> bool {
+    scores.iter().all(|&score| score > 0.0)
+}
+
 /// A recorded trace. Every column has one entry a request, in order of arrival.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {

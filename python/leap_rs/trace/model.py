@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -24,8 +24,14 @@ class ReadOptions:
     """Refuse a file with failed or zero-length rows instead of leaving those rows out."""
     sort: bool = False
     """Sort a file whose times run backwards (equal times keep the order of the file) instead of refusing it."""
+    join: bool = False
+    """Where times run backwards another recording begins: put it behind the one before instead of refusing the file."""
     unit: Unit | None = None
     """The unit of the file's times, where the format leaves it open."""
+    tokenizer: Path | None = None
+    """A `tokenizer.json`, or a directory with one, for formats that carry text instead of token counts."""
+    run: int | None = None
+    """Which of several results in one file, counted from 1."""
 
     def __post_init__(self) -> None:
         if self.unit is not None and self.unit not in PER_SECOND:
@@ -71,6 +77,28 @@ class Trace:
     def told(self) -> list[str]:
         """Everything that the reader noticed, one line each, each naming the file."""
         return [f"{self.path}: {what}" for what in (*self.left_out, *self.notes)]
+
+
+@dataclass
+class Raw:
+    """What a foreign file says, part by part, before the rules that all foreign formats share are applied.
+
+    Every part has the columns `place` (UInt64: where a row stands in the file), `prompt_tokens` and `output_tokens`
+    (Int64, 0 allowed), `arrival_ns` (Int64, on the file's own clock and in its own order) unless the format has no
+    times, and any optional columns of the leap format.
+    """
+
+    parts: Iterator[pl.DataFrame]
+    names: Mapping[str, str]
+    """What the file calls a leap column, for messages: `{"output_tokens": "GeneratedTokens"}`."""
+    place: str = "line"
+    """What `place` counts: `line`, `row`, `request`."""
+    has_times: bool = True
+    metadata: dict[str, str] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
+    """Rows that the reader itself left out; complete once the parts are used up."""
+    notes: list[str] = field(default_factory=list)
+    """As in `Trace`; complete once the parts are used up."""
 
 
 class Reader(Protocol):

@@ -155,6 +155,13 @@ JsonOutput = Annotated[bool, typer.Option("--json", help="Print the result as JS
 SaveResult = Annotated[bool, typer.Option("--save-result", help="Write the result as JSON to a file too.")]
 ResultDir = Annotated[Path | None, typer.Option(help="Directory of that file.", show_default="the current one")]
 ResultFilename = Annotated[str | None, typer.Option(help="Its name.", show_default="leap-replay-TRACE-LOAD.json")]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help='Write one HTML page with charts, which needs no network, too (pip install "leap-rs[report]").',
+    ),
+]
 Metadata = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=VALUE ...", help="Pairs that are put into the result."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from leap_rs import terminal
 from leap_rs._leap import ConfigError, LeapError
 from leap_rs.terminal import looks_like
 
-from . import arguments
+from . import arguments, page
 
 if TYPE_CHECKING:
     from .results import ReplayResult
@@ -25,7 +26,18 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 # Options that take several values after one name in vllm bench serve, and what such a value looks like.
 _SEVERAL = {"--goodput": looks_like(r"\w+:\S+"), "--metadata": looks_like(r"[^\s=-][^=]*=.*")}
-_NOT_OPTIONS = ("trace", "policy", "json_output", "save_result", "result_dir", "result_filename", "strict", "sort")
+_NOT_OPTIONS = (
+    "trace",
+    "policy",
+    "json_output",
+    "save_result",
+    "result_dir",
+    "result_filename",
+    "report",
+    "strict",
+    "sort",
+    "context",
+)
 
 
 def expand(words: Sequence[str]) -> list[str]:
@@ -35,6 +47,7 @@ def expand(words: Sequence[str]) -> list[str]:
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def leap_replay(
+    context: typer.Context,
     trace: arguments.Trace,
     load: arguments.Load = None,
     request_rate: arguments.RequestRate = None,
@@ -67,6 +80,7 @@ def leap_replay(
     save_result: arguments.SaveResult = False,
     result_dir: arguments.ResultDir = None,
     result_filename: arguments.ResultFilename = None,
+    report: arguments.Report = None,
     metadata: arguments.Metadata = None,
     strict: arguments.Strict = False,
     sort: arguments.Sort = False,
@@ -82,11 +96,25 @@ def leap_replay(
     with terminal.ending("leap-replay", _as_typed):
         if not save_result and (result_dir is not None or result_filename is not None):
             raise ConfigError("--result-dir and --result-filename: need --save-result")
-        result = _replay(trace, given, strict=strict, sort=sort)
+        if report is not None:
+            page.check(report)
+        result = _replay(trace, given, strict=strict, sort=sort, for_page=report is not None)
+        if report is not None:
+            result.command = _command(context.obj or (), seed)
         saved = _save(result, trace, result_dir or Path(), result_filename) if save_result else None
         _show(result, as_json=json_output)
+        told = sys.stderr if json_output else sys.stdout
         if saved is not None:
-            print(f"saved to {saved}", file=sys.stderr if json_output else sys.stdout)
+            print(f"saved to {saved}", file=told)
+        if report is not None:
+            size = result.report(report).stat().st_size
+            print(f"report: {report} ({size / 1e6:.1f} MB)", file=told)
+
+
+def _command(words: Sequence[str], seed: int) -> str:
+    """What was typed, for a shell, with the seed even where it was left at its default."""
+    named = any(word.partition("=")[0] == "--seed" for word in words)
+    return shlex.join(["leap-replay", *words, *([] if named else ["--seed", str(seed)])])
 
 
 def _as_typed(error: LeapError) -> str:
@@ -103,7 +131,7 @@ def _as_typed(error: LeapError) -> str:
     return f"--{name.replace('_', '-')}{text[found.end() :]}"
 
 
-def _replay(trace: Path, given: dict[str, Any], *, strict: bool, sort: bool) -> ReplayResult:
+def _replay(trace: Path, given: dict[str, Any], *, strict: bool, sort: bool, for_page: bool) -> ReplayResult:
     # Imported late: --help and a wrong option need neither polars nor the core.
     from leap_rs.trace import ReadOptions
 
@@ -112,7 +140,8 @@ def _replay(trace: Path, given: dict[str, Any], *, strict: bool, sort: bool) -> 
 
     options = build(given)
     with _progress_bar() as progress:
-        return run(trace, options, read_options=ReadOptions(strict=strict, sort=sort), progress=progress)
+        read_options = ReadOptions(strict=strict, sort=sort)
+        return run(trace, options, read_options=read_options, for_page=for_page, progress=progress)
 
 
 def _save(result: ReplayResult, trace: Path, directory: Path, name: str | None) -> Path:
@@ -170,8 +199,9 @@ def _progress_bar() -> Iterator[Callable[[float], None] | None]:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Entry point of the console script."""
+    typed = list(sys.argv[1:] if words is None else words)
     try:
-        app(args=expand(sys.argv[1:] if words is None else words), prog_name="leap-replay")
+        app(args=expand(typed), prog_name="leap-replay", obj=typed)
     except KeyboardInterrupt:
         print("leap-replay: interrupted", file=sys.stderr)
         sys.exit(terminal.INTERRUPTED)

@@ -64,7 +64,7 @@ def render(document: Mapping[str, Any], console: Console, *, text_width: int | N
     else:
         for title, value in (
             ("Mean PTL, ms", _metric("mean_ptl_ms")),
-            (f"P{_top(document)} E2EL, s", _metric(f"p{_top(document)}_e2el_ms", 1e-3)),
+            (f"P{top_percentile(document)} E2EL, s", _metric(f"p{top_percentile(document)}_e2el_ms", 1e-3)),
             ("Requests a second", _metric("request_throughput")),
         ):
             for start in range(0, len(points), POINTS_A_TABLE):
@@ -101,20 +101,20 @@ def _header(document: Mapping[str, Any]) -> list[str]:
     limits += f"KV cache of {config['kv_tokens_usable']} tokens"
     if config.get("decode_slots"):
         limits += f", {config['decode_slots']} decode slots"
-    lines = [_replayed(document), f"engine {config['engine']} ({limits})"]
+    lines = [replayed(document), f"engine {config['engine']} ({limits})"]
     for kind, used in config["readouts"].items():
         lines.append(f"{kind} readout: " + ("none, learns from zero" if used is None else str(used["path"])))
     seeds = config["seeds"]
     about = f"means over {seeds} seeds" if seeds > 1 else "one seed"
     if len(config["points"]) == 1:
         about += ", ± is half a 95 % interval" if seeds > 1 else ", so no intervals"
-        lines.append(f"{describe_point(document, 0)}{_capacity(config)}; {about}")
+        lines.append(f"{describe_point(document, 0)}{capacity(config)}; {about}")
     else:
-        lines.append(f"{len(config['points'])} points{_capacity(config)}; {about}")
+        lines.append(f"{len(config['points'])} points{capacity(config)}; {about}")
     return lines
 
 
-def _replayed(document: Mapping[str, Any]) -> str:
+def replayed(document: Mapping[str, Any]) -> str:
     """Where the requests come from, and how many of them were replayed how often."""
     trace, wanted = document["trace"], document["config"]["num_prompts"]
     recorded = trace.get("recorded_requests", trace["requests"])
@@ -128,7 +128,8 @@ def _replayed(document: Mapping[str, Any]) -> str:
     return text
 
 
-def _capacity(config: Mapping[str, Any]) -> str:
+def capacity(config: Mapping[str, Any]) -> str:
+    """The measured FCFS capacity as the end of a sentence; empty where none was measured."""
     found = [value for value in config.get("capacity_rps") or [] if value is not None]
     if not found:
         return ""
@@ -147,15 +148,17 @@ def _column(table: Table, *names: str) -> None:
         table.add_column(name, justify="right", no_wrap=True)
 
 
-def _percentiles(document: Mapping[str, Any]) -> list[str]:
+def percentiles(document: Mapping[str, Any]) -> list[str]:
+    """The highest three percentiles that were asked for, as metric names spell them."""
     return [f"{p:g}" for p in document["config"]["metric_percentiles"]][-3:]
 
 
-def _top(document: Mapping[str, Any]) -> str:
-    return _percentiles(document)[-1] if document["config"]["metric_percentiles"] else "99"
+def top_percentile(document: Mapping[str, Any]) -> str:
+    """The highest percentile that was asked for, as metric names spell it."""
+    return percentiles(document)[-1] if document["config"]["metric_percentiles"] else "99"
 
 
-def _unit(metric: str, results: Sequence[Result]) -> tuple[str, float]:
+def unit(metric: str, results: Sequence[Result]) -> tuple[str, float]:
     """Seconds for waits of seconds, milliseconds for the rest; one unit a column, so that policies compare."""
     means = [result["metrics"][f"mean_{metric}_ms"]["mean"] for result in results]
     long = metric in ("ttft", "e2el") and max((mean for mean in means if mean is not None), default=0.0) >= 1000
@@ -168,10 +171,10 @@ def _latency_columns(
     getters: list[Callable[[Result], str]] = []
     shown = document["config"]["percentile_metrics"]
     for metric in metrics:
-        unit, scale = _unit(metric, results)
-        _column(table, f"{metric.upper()} {unit}")
+        shown_unit, scale = unit(metric, results)
+        _column(table, f"{metric.upper()} {shown_unit}")
         getters.append(_metric(f"mean_{metric}_ms", scale, interval=True))
-        for p in _percentiles(document) if metric in shown else ():
+        for p in percentiles(document) if metric in shown else ():
             _column(table, f"P{p}")
             getters.append(_metric(f"p{p}_{metric}_ms", scale))
     return getters
@@ -186,13 +189,13 @@ def _metric(key: str, scale: float = 1.0, *, interval: bool = False) -> Callable
 
 
 def _fill(table: Table, results: Sequence[Result], getters: Sequence[Callable[[Result], str]]) -> Table:
-    best = _best(results)
+    lowest = best(results)
     for result in results:
-        table.add_row(result["policy"], *[get(result) for get in getters], style="green" if result is best else "")
+        table.add_row(result["policy"], *[get(result) for get in getters], style="green" if result is lowest else "")
     return table
 
 
-def _best(results: Sequence[Result]) -> Result | None:
+def best(results: Sequence[Result]) -> Result | None:
     """The lowest mean PTL that is not an oracle's, if the policies differ at all."""
     fair = [
         r
@@ -224,9 +227,9 @@ def _latency_table(document: Mapping[str, Any], results: Sequence[Result]) -> Ta
 
 def _order_table(results: Sequence[Result]) -> Table:
     quartiles: list[Result] = next((result["by_quartile"] for result in results if result["by_quartile"]), [])
-    unit, scale = _unit("e2el", results)
+    shown_unit, scale = unit("e2el", results)
     table = _table(
-        f"Mean E2EL, {unit}, of answers up to N tokens (quartiles); the queue; rank correlation with the true lengths"
+        f"Mean E2EL, {shown_unit}, of answers up to N tokens (quartiles); the queue; rank correlation with the true lengths"
     )
     getters: list[Callable[[Result], str]] = []
     for i, quartile in enumerate(quartiles[:MAX_QUARTILES]):

@@ -16,6 +16,8 @@ import polars as pl
 from leap_rs._leap import LeapError
 
 from .options import Options
+from .page import rows as page_rows
+from .page.rows import PointDetail
 
 VERSION = 1
 QUEUE_KEYS = (
@@ -35,6 +37,10 @@ class ReplayResult:
     def __init__(self, document: dict[str, Any], requests: pl.DataFrame | None = None) -> None:
         self._document = document
         self._requests = requests
+        self.command = ""
+        """The call or command that gives this result again; `report` states it."""
+        self.details: list[PointDetail] | None = None
+        """What `report` shows of single requests, where it is not to be taken from `requests`."""
 
     def to_dict(self) -> dict[str, Any]:
         """The result object: plain lists, numbers, strings and None, the same that `leap-replay --json` prints."""
@@ -56,6 +62,21 @@ class ReplayResult:
             raise LeapError(f"{target}: cannot be written: {error.strerror or error}") from error
         finally:
             temporary.unlink(missing_ok=True)
+        return target
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write the result as one HTML page with charts, which needs no network; it appears whole or not at all.
+
+        It needs `requests` and the extra `report` (altair and vl-convert).
+        """
+        from . import page
+
+        target = Path(path)
+        page.check(target)
+        details = self.details
+        if details is None:
+            details = page_rows.from_requests(self._document, self.requests)
+        page.write(target, self._document, details, self.command)
         return target
 
     @property

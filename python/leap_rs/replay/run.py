@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from leap_rs.trace import load as load_trace
 
 from . import columns, engines, readouts
 from .options import Options, build
+from .page import rows as page_rows
 from .results import ReplayResult, assemble, requests_frame
 
 if TYPE_CHECKING:
@@ -55,7 +57,23 @@ def replay(
         values["policies"] = (policies,) if isinstance(policies, str) else tuple(policies)
     if isinstance(load, (list, tuple)):
         values["load"] = tuple(load)
-    return run(trace, build(values), keep_requests=keep_requests, progress=progress)
+    result = run(trace, build(values), keep_requests=keep_requests, progress=progress)
+    result.command = _call(trace, values)
+    return result
+
+
+def _call(trace: str | os.PathLike[str] | pl.DataFrame, values: Mapping[str, Any]) -> str:
+    """The call of `replay` that gives the same result; a frame has no name here but `frame`."""
+    source = "frame" if isinstance(trace, pl.DataFrame) else repr(os.fspath(trace))
+    given = {"seed": 0, **{key: value for key, value in values.items() if value is not None}}
+    named = ", ".join(f"{key}={_literal(value)}" for key, value in given.items())
+    return f"leap_rs.replay({source}, {named})"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, os.PathLike):
+        return repr(os.fspath(value))
+    return 'float("inf")' if value == math.inf else repr(value)
 
 
 def run(
@@ -64,9 +82,14 @@ def run(
     *,
     read_options: ReadOptions | None = None,
     keep_requests: bool = False,
+    for_page: bool = False,
     progress: Progress | None = None,
 ) -> ReplayResult:
-    """Replay with options that are already validated."""
+    """Replay with options that are already validated.
+
+    keep_requests: whether the result holds a row a request, policy and seed.
+    for_page: whether it holds what `ReplayResult.report` shows of single requests, in bounded memory.
+    """
     core_engine, stated_engine = engines.resolve(options)
     trace, trace_path = _open(source, read_options)
     frame = trace.frame
@@ -93,14 +116,19 @@ def run(
         "wait_cap_s": options.wait_cap_s,
         "engine": core_engine,
     }
-    text, rows = _leap.replay(
-        arrays,
-        json.dumps(request, allow_nan=False),
-        None if chosen.state is None else str(chosen.state),
-        None if chosen.prompt is None else str(chosen.prompt),
-        progress,
-        keep_requests,
-    )
+
+    def simulate(wanted: Mapping[str, Any], rows: bool) -> tuple[str, dict[str, Any] | None]:
+        return _leap.replay(
+            arrays,
+            json.dumps(wanted, allow_nan=False),
+            None if chosen.state is None else str(chosen.state),
+            None if chosen.prompt is None else str(chosen.prompt),
+            progress,
+            rows,
+        )
+
+    few = (options.num_prompts or frame.height) * len(policies) * len(points) * options.seeds <= page_rows.MAX_ROWS
+    text, rows = simulate(request, keep_requests or (for_page and few))
     answer = json.loads(text)
     policies = list(dict.fromkeys(result["policy"] for result in answer["results"]))
     about = {
@@ -116,7 +144,18 @@ def run(
         answer, options=options, policies=policies, engine=stated_engine, about=about, readouts=chosen.used, notes=notes
     )
     requests = None if rows is None else requests_frame(rows, frame, policies, points)
-    return ReplayResult(document, requests)
+    result = ReplayResult(document, requests if keep_requests else None)
+    if for_page and requests is not None:
+        result.details = page_rows.from_requests(document, requests)
+    elif for_page:
+
+        def again(point: int, names: Sequence[str]) -> pl.DataFrame:
+            """The first seed's rows of some policies, from simulating them once more: its random stream is its own."""
+            _, part = simulate({**request, "policies": list(names), "points": [points[point]], "seeds": 1}, True)
+            return requests_frame(part or {}, frame, names, [points[point]])
+
+        result.details = page_rows.collect(document, again)
+    return result
 
 
 def _open(source: str | os.PathLike[str] | pl.DataFrame, read_options: ReadOptions | None) -> tuple[Trace, Path | None]:

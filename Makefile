@@ -25,7 +25,7 @@ EXTENSION := python/leap_rs/_leap.abi3.so
 WHEEL := dist/.built
 RUST := $(shell find crates -name '*.rs' -not -path '*/tests/*' -not -path '*/benches/*') \
 	$(wildcard crates/*/Cargo.toml) Cargo.toml Cargo.lock
-FACE := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
+FACE := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.css' -o -name '*.js' -o -name py.typed)
 
 .PHONY: help
 help: ## show this list
@@ -34,6 +34,11 @@ help: ## show this list
 .PHONY: system
 system:
 	@PYTHON='$(PYTHON)' scripts/install-system.sh
+
+# Only the tests open the replay's page.
+.PHONY: browser
+browser:
+	@PYTHON='$(PYTHON)' scripts/install-system.sh browser
 
 $(SETUP): pyproject.toml scripts/install-python.sh | system
 	PYTHON='$(PYTHON)' scripts/install-python.sh
@@ -62,7 +67,7 @@ test-rust: setup
 	cargo test --locked -p leap $(CARGO_TEST)
 
 .PHONY: test-python
-test-python: develop
+test-python: develop browser
 	pytest $(PYTEST_ARGS)
 
 .PHONY: test

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the system packages that the build needs, and nothing when they are all there.
+# Installs the system packages that the build needs, and with the argument `browser` those that the tests of the replay's
+# page need too; nothing when they are all there.
 set -euo pipefail
 
 python=${PYTHON:-python3}
@@ -18,6 +19,10 @@ command -v gcc >/dev/null || missing+=(gcc libc6-dev)
 command -v pkg-config >/dev/null || missing+=(pkg-config)
 pkg-config --exists openblas 2>/dev/null || missing+=(libopenblas-dev)
 "$python" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+if [ "${1:-}" = browser ]; then
+    command -v chromium >/dev/null || command -v google-chrome >/dev/null || missing+=(chromium)
+    command -v chromedriver >/dev/null || missing+=(chromium-driver)
+fi
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if ! command -v apt-get >/dev/null; then

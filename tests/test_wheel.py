@@ -68,7 +68,8 @@ def test_wheel_is_portable_and_complete(wheel: Path) -> None:
     carried = [Path(name).name for name in names if ".libs/" in name]
     assert any(name.startswith("libopenblas") for name in carried), carried
     assert any(name.startswith("libgfortran") for name in carried), carried
-    for needed in ("leap_rs/py.typed", "leap_rs/_leap.pyi"):
+    assets = ("leap_rs/replay/page/page.css", "leap_rs/replay/page/page.js")
+    for needed in ("leap_rs/py.typed", "leap_rs/_leap.pyi", *assets):
         assert needed in names
 
 

@@ -80,6 +80,7 @@ def test_help_says_what_kv_tokens_counts(run: Run) -> None:
         "--result-dir",
         "--result-filename",
         "--metadata",
+        "--report",
         "--json",
         "--readout",
         "--block-size",
@@ -119,6 +120,8 @@ def test_wrong_usage_is_status_2(run: Run, words: list[str]) -> None:
         (["--readout", "missing.safetensors"], "missing.safetensors"),
         (["--result-dir", "x"], "--save-result"),
         (["--policy", "score:bert"], "bert"),
+        (["--report", "nowhere/page.html"], "--report: nowhere is not a directory"),
+        (["--report", "."], "--report: . is a directory, not a file"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_one_line_and_status_1(

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 def check(path: Path) -> None:
     """Refuse, before a long replay, a page that could not be written after it."""
-    if find_spec("altair") is None or find_spec("vl_convert") is None:
-        raise ConfigError('report: needs altair and vl-convert: pip install "leap-rs[report]"')
     if path.is_dir():
         raise ConfigError(f"report: {path} is a directory, not a file")
     if not path.parent.is_dir():
         raise ConfigError(f"report: {path.parent} is not a directory")
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"report: {path.parent} cannot be written to")
+    if find_spec("altair") is None or find_spec("vl_convert") is None:
+        raise ConfigError('report: needs altair and vl-convert: pip install "leap-rs[report]"')
 
 
 def write(path: Path, document: Mapping[str, Any], details: Sequence[PointDetail], origin: str) -> int:
@@ -36,9 +36,8 @@ def write(path: Path, document: Mapping[str, Any], details: Sequence[PointDetail
 
     version = altair.SCHEMA_VERSION.rpartition(".")[0].removeprefix("v")
     known = vl_convert.get_vegalite_versions()
-    bundle = vl_convert.javascript_bundle(
-        "window.vegaEmbed = vegaEmbed;", vl_version=version if version in known else known[-1]
-    )
+    # Its stub asks for a snippet, but only the bundle without one is remembered from call to call.
+    bundle = vl_convert.javascript_bundle(vl_version=version if version in known else known[-1])  # type: ignore[call-arg]
     text = page(document, details, origin, bundle).encode()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:

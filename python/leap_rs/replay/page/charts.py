@@ -21,7 +21,7 @@ DECADES: Any = {"condition": {"test": "abs(log(datum.value) / LN10 % 1) < 1e-6",
 PICKED = "!length(picked) || indexof(picked, datum.policy) >= 0"
 
 
-def _spec(chart: alt.LayerChart | alt.FacetChart, description: str, *, height: Any = HEIGHT) -> dict[str, Any]:
+def _spec(chart: alt.LayerChart | alt.FacetChart, description: str, *, height: int = HEIGHT) -> dict[str, Any]:
     chart = chart.add_params(alt.param(name="picked", value=[]))
     chart = chart.properties(width="container", height=height, description=description)
     chart = chart.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
@@ -43,7 +43,7 @@ def _dash(looks: Sequence[Look]) -> alt.StrokeDash:
 
 
 def _width(looks: Sequence[Look]) -> alt.StrokeWidth:
-    scale = alt.Scale(domain=[look.policy for look in looks], range=[look.width for look in looks])
+    scale = alt.Scale(type="ordinal", domain=[look.policy for look in looks], range=[look.width for look in looks])
     return alt.StrokeWidth("policy:O", scale=scale, legend=None)
 
 
@@ -97,7 +97,7 @@ def single(looks: Sequence[Look], title: str) -> dict[str, Any]:
     rule = base.mark_rule(strokeWidth=1.5, color=INK).encode(
         x=alt.X("low:Q", title=title), x2="high:Q", opacity=_opacity()
     )
-    return _spec(alt.layer(bar, rule), f"Bars of {title}, one a policy, with 95 % intervals.", height=alt.Step(26))
+    return _spec(alt.layer(bar, rule), f"Bars of {title}, one a policy, with 95 % intervals.", height=26 * len(looks))
 
 
 def distribution(looks: Sequence[Look], metric: str, shown: str) -> dict[str, Any]:
@@ -129,9 +129,9 @@ def quartiles(looks: Sequence[Look], *, relative: bool) -> dict[str, Any]:
     title = "mean E2EL relative to fcfs (log)" if relative else "mean E2EL, s (log)"
     x = alt.X(
         "group:O",
-        title="true output length, tokens",
+        title="true output length up to, tokens",
         sort=None,
-        scale=alt.Scale(padding=0.25),
+        scale=alt.Scale(padding=0.3),
         axis=alt.Axis(labelAngle=0, grid=False),
     )
     y = alt.Y(
@@ -142,7 +142,7 @@ def quartiles(looks: Sequence[Look], *, relative: bool) -> dict[str, Any]:
     )
     tooltip = [
         alt.Tooltip("policy:N"),
-        alt.Tooltip("group:O", title="true output length, tokens"),
+        alt.Tooltip("group:O", title="true output length up to, tokens"),
         alt.Tooltip("seconds:Q", title="mean E2EL, s", format=",.4~r"),
     ]
     if relative:
@@ -184,7 +184,7 @@ def prediction(policy: str, *, ranks: bool) -> dict[str, Any]:
                     titleOrient="left",
                     gradientLength=110,
                     gradientThickness=9,
-                    tickCount=3,
+                    tickCount=2,
                 ),
             ),
             tooltip=tooltip,

@@ -57,9 +57,9 @@ def figures(document: Mapping[str, Any], details: Sequence[PointDetail]) -> list
 
 
 def axes(document: Mapping[str, Any]) -> list[str]:
-    """The options that vary over the sweep, the one for the x axis first."""
-    points = document["config"]["points"]
-    return [key for key in SWEPT if len({point[key] for point in points}) > 1]
+    """The options that vary over the sweep, the one for the x axis first: the one with the most values, else the load."""
+    counts = {key: len({point[key] for point in document["config"]["points"]}) for key in SWEPT}
+    return sorted((key for key in SWEPT if counts[key] > 1), key=lambda key: -counts[key])
 
 
 def _filled(table: Table) -> bool:
@@ -140,20 +140,18 @@ def _quartiles(document: Mapping[str, Any], policies: Sequence[str], details: Se
         by_policy = {r["policy"]: r["by_quartile"] for r in document["results"] if r["point"] == detail.point}
         base = by_policy.get("fcfs")
         for i in drawing_order(policies):
-            below = 0
             for k, quartile in enumerate(by_policy.get(policies[i], ())):
                 longest = quartile["max_output_tokens"]
                 mean = quartile["mean_e2el_ms"]["mean"]
                 of = base[k]["mean_e2el_ms"]["mean"] if relative and base else 1e3
                 if mean is not None and of:
                     table["policy"].append(i)
-                    table["group"].append(f"up to {longest:,.0f}" if k == 0 else f"{below + 1:,.0f} to {longest:,.0f}")
+                    table["group"].append(f"{longest:,.0f}")
                     table["value"].append(rounded(mean / of))
                     table["seconds"].append(rounded(mean / 1e3))
-                below = longest
         tables.append(table)
     caption = "Mean E2EL relative to fcfs" if relative else "Mean E2EL"
-    caption += " by quartile of true output length, means over the seeds"
+    caption += ", by quartile of true output length"
     return Figure("quartiles", "quartiles", [caption], charts.quartiles(looks(policies), relative=relative), tables)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -22,6 +23,7 @@ from .tables import options_tables, results_table
 # The page may run its own scripts and style itself; nothing in it can reach any other place.
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
 
+MANY = 12
 _SECTIONS = {
     "latency": ("Latency", "Means over the seeds; {band}."),
     "distributions": (
@@ -30,7 +32,7 @@ _SECTIONS = {
     ),
     "quartiles": (
         "Who pays",
-        "Shortest-first moves waiting from short answers to long ones. Below 100 % a group is served sooner than by fcfs.",
+        "Means over the seeds. Shortest-first moves waiting from short answers to long ones: below 100 % a group is served sooner than by fcfs.",
     ),
     "predictions": (
         "Predicted against true length",
@@ -74,7 +76,7 @@ def page(document: Mapping[str, Any], details: Sequence[PointDetail], origin: st
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{_asset('page.css')}</style></head><body>"
-        f"<main>{''.join(body)}</main>"
+        f"<main>{_kept(''.join(body))}</main>"
         f'<script type="application/json" id="data">{_json(data)}</script>'
         f"<script>{_script(bundle)}</script><script>{_script(_asset('page.js'))}</script></body></html>\n"
     )
@@ -82,6 +84,11 @@ def page(document: Mapping[str, Any], details: Sequence[PointDetail], origin: st
 
 def _asset(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _kept(text: str) -> str:
+    """A number and its per cent sign on one line."""
+    return re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)
 
 
 def _json(data: Any) -> str:
@@ -114,7 +121,7 @@ def _header(document: Mapping[str, Any], title: str) -> str:
     facts = {
         "Trace": replayed(document),
         "Engine": f"{engine}: {limits}",
-        "Load": load + capacity(config),
+        ("Load" if len(config["points"]) == 1 else "Sweep"): load + capacity(config),
         "Runs": f"{config['seeds']} seeds a policy" if config["seeds"] > 1 else "one seed, so no intervals",
         **{str(key): str(value) for key, value in document.items() if key not in RESERVED},
     }
@@ -134,7 +141,9 @@ def _swept(document: Mapping[str, Any]) -> str:
 def _conclusions(document: Mapping[str, Any]) -> str:
     split = (sentence.partition(": ") for sentence in document["conclusions"])
     sentences = "".join(f"<li><b>{escape(where + colon)}</b>{escape(what)}</li>" for where, colon, what in split)
-    return f'<section class="conclusions" aria-label="Conclusions"><ul>{sentences}</ul></section>'
+    # A long sweep would push the numbers off the first screens: its sentences scroll in a box of their own.
+    many = ' many" tabindex="0' if len(document["conclusions"]) > MANY else ""
+    return f'<section class="conclusions{many}" aria-label="Conclusions"><ul>{sentences}</ul></section>'
 
 
 def _bar(document: Mapping[str, Any], points: Sequence[int], start: int, legend: Sequence[Look]) -> str:
@@ -167,7 +176,7 @@ def _about_numbers(document: Mapping[str, Any]) -> str:
     text = f"Means over {seeds} seeds, ± is half a 95 % interval. " if seeds > 1 else ""
     text += (
         "PTL is (completion - planned arrival) / output tokens; TTFT, TPOT and E2EL are vLLM's, from the planned arrival. "
-        "Queue: share of engine steps that left a request waiting, mean number that wait, times a request lost its KV cache. "
+        "Queue: share of engine steps that left a request waiting, times a request lost its KV cache. "
         "Green: the lowest mean PTL of a policy that does not know the true lengths."
     )
     return escape(text)

@@ -53,7 +53,7 @@ def looks(policies: Sequence[str]) -> list[Look]:
         if colour is None or colour in taken:
             colour = next(further)
         taken.add(colour)
-        found.append(Look(policy, colour, _DASHES.get(base, ()), 3.5 if base == "leap" else 2.0))
+        found.append(Look(policy, colour, _DASHES.get(base, ()), {"leap": 3.0, "fcfs": 2.5}.get(base, 1.8)))
     return found
 
 

@@ -60,7 +60,7 @@ def results_table(document: Mapping[str, Any], point: int, *, hidden: bool) -> s
         mark = ' class="best"' if result is lowest else ""
         body.append(
             f'<tr data-policy="{names.index(result["policy"])}"{mark}>'
-            f'<th scope="row">{escape(result["policy"])}</th>{cells}</tr>'
+            f'<th scope="row" title="{escape(result["policy"])}">{escape(result["policy"])}</th>{cells}</tr>'
         )
     return (
         f'<table class="numbers" data-point="{point}"{" hidden" if hidden else ""}>'
@@ -104,8 +104,7 @@ def _columns(document: Mapping[str, Any], results: Sequence[Result]) -> list[_Co
     columns.append(_Column("served", "req/s", _metric("request_throughput"), interval=True))
     columns.append(_Column("slowdown", "max", _metric("max_slowdown")))
     columns += [
-        _Column("queue", "% of steps", _grouped("queue", "share_of_steps_with_queue"), 100),
-        _Column("queue", "waiting", _grouped("queue", "mean_waiting")),
+        _Column("queue", "% steps", _grouped("queue", "share_of_steps_with_queue"), 100),
         _Column("queue", "preempted", _grouped("queue", "preemptions")),
     ]
     if any(result["prediction"].get("spearman") is not None for result in results):
@@ -156,7 +155,7 @@ def options_tables(document: Mapping[str, Any]) -> str:
 
 
 def _policies_table(policies: Mapping[str, Mapping[str, Any]]) -> str:
-    keys = list(dict.fromkeys(key for one in policies.values() for key in one if key != "name"))
+    keys = list(dict.fromkeys(key for one in policies.values() for key in one if key not in ("name", "rule")))
     head = "".join(f'<th scope="col">{escape(key.replace("_", "-"))}</th>' for key in keys)
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
@@ -165,7 +164,7 @@ def _policies_table(policies: Mapping[str, Mapping[str, Any]]) -> str:
         for name, one in policies.items()
     )
     return (
-        '<div class="scroll" tabindex="0"><table class="options policies card"><thead><tr><th scope="col">policy</th>'
+        '<div class="scroll card" tabindex="0" role="region" aria-label="Options of the policies"><table class="options policies"><thead><tr><th scope="col">policy</th>'
         f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

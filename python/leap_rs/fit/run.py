@@ -109,7 +109,7 @@ def labelled(
     judged = {}
     for trace in judging:
         if column not in trace.frame.columns:
-            notes.append(f"{trace.path}: no column '{column}', so not evaluated on it")
+            notes.append(f"{trace.path}: no column '{column}', so not evaluated for it")
             continue
         if any(trace.path.resolve() == other.path.resolve() for other in training):
             notes.append(f"{trace.path}: the readouts were fitted on this trace, so its scores flatter")

@@ -1,6 +1,6 @@
 """Make the committed traces from the measured data: numbers only, never a prompt's text.
 
-    python scripts/make_traces.py DATA_DIR OUT_DIR
+    python scripts/make_traces.py DATA_DIR OUT_DIR [--all-columns DIR]
 
 DATA_DIR holds `smollm2.parquet` (a row a prompt: hidden states and sampled lengths of SmolLM2-135M-Instruct),
 `prompts.parquet` (used for the source of each prompt alone), `traces/azure2023` and `traces/llmservingsim`. The same
@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from leap_rs._leap import PromptFeatures
+from leap_rs._leap import PromptFeatures, spearman
 from leap_rs.trace import load, write_trace
 
 Floats = npt.NDArray[np.float64]
@@ -34,6 +34,7 @@ MAX_TOKENS = 1024
 LAYERS = (10, 15, 20, 25, 28, 30)
 PROMPT_DIM = 256
 BLOCK_SIZE = 16
+FEATURES = (*(f"h{layer}" for layer in LAYERS), "mean10", "mean30", "egtp", "emb_mean")
 
 # Mean requests per second. The first three lie where one H100 with an 8B model is lightly to fully loaded.
 RATES = {"sharegpt": 20.0, "chat": 20.0, "instruct": 20.0, "multilingual": 10.0, "math": 10.0, "code": 10.0}
@@ -62,6 +63,7 @@ console = Console()
 def main(
     data_dir: Annotated[Path, typer.Argument(exists=True, file_okay=False)],
     out_dir: Annotated[Path, typer.Argument()],
+    all_columns: Annotated[Path | None, typer.Option(help="Also write traces with all feature columns here.")] = None,
 ) -> None:
     """Make the committed traces of OUT_DIR from DATA_DIR."""
     rows = pl.read_parquet(data_dir / "smollm2.parquet")
@@ -73,18 +75,15 @@ def main(
     layer = max(scores, key=lambda score: score.spearman).layer
     show(scores, layer)
 
-    out_dir.mkdir(parents=True, exist_ok=True)
     for group, rate in RATES.items():
-        path = out_dir / f"{group}.parquet"
-        write_trace(
-            domain_trace(rows.filter(pl.col("group") == group), rate, layer, arrivals),
-            path,
-            model=MODEL,
-            layer=layer,
-            sampling=SAMPLING,
-            source=f"{group} prompts, lengths sampled with vLLM; gaps of the Azure 2023 conversation trace, {rate:g}/s",
-        )
-        tell(path)
+        frame = domain_trace(rows.filter(pl.col("group") == group), rate, layer, arrivals)
+        about = f"{group} prompts, lengths sampled with vLLM; gaps of the Azure 2023 conversation trace, {rate:g}/s"
+        written = {out_dir: frame.drop("family", *FEATURES)} | ({all_columns: frame} if all_columns else {})
+        for directory, kept in written.items():
+            directory.mkdir(parents=True, exist_ok=True)
+            path = directory / f"{group}.parquet"
+            write_trace(kept, path, model=MODEL, layer=layer, sampling=SAMPLING, source=about)
+            tell(path)
     for name, (run, workload, card) in RUNS.items():
         path = out_dir / f"{name}.parquet"
         base = data_dir / "traces/llmservingsim"
@@ -115,6 +114,8 @@ def domain_trace(rows: pl.DataFrame, rate: float, layer: int, arrivals: Floats) 
             rows["group"].alias("domain"),
             rows[f"h{layer}"].alias("features"),
             pl.Series("prompt_features", prompt),
+            pl.Series("family", [family(source) for source in rows["source"]]),
+            *(rows[name] for name in FEATURES),
         ]
     )
 
@@ -225,13 +226,8 @@ def out_of_fold_spearman(features: Floats, target: Floats, families: npt.NDArray
         for index, lam in enumerate(LAMBDAS):
             weight = vectors @ (along / (values + lam))
             predicted[index, test] = (features[test] - mean) / scale @ weight + y.mean()
-    return [spearman(row, target) for row in predicted]
-
-
-def spearman(a: Floats, b: Floats) -> float:
-    """Rank correlation, ties at their mean rank."""
-    ranks = [pl.Series(values).rank().to_numpy() for values in (a, b)]
-    return float(np.corrcoef(ranks)[0, 1])
+    # Undefined only where all predictions are the same.
+    return [spearman(row, target) or 0.0 for row in predicted]
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

@@ -64,6 +64,14 @@ class Readout:
     def noise(self, score: float) -> float | None:
         """Standard deviation of sqrt(length) about a score on that scale; None where it was not measured."""
 
+    def pit(
+        self, features: _Features, lengths: npt.ArrayLike
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+        """Mass below and up to lengths (n,) in their predicted distributions; None where noise was not measured.
+
+        The two differ where a length has a mass of its own, as the output budget does. Lengths above it count as it.
+        """
+
     @property
     def d(self) -> int: ...
     @property
@@ -148,6 +156,11 @@ class OnlineReadout:
     def readout(self) -> Readout: ...
     def noise(self, score: float) -> float:
         """Standard deviation of sqrt(length) about a score on that scale."""
+
+    def pit(
+        self, features: _Features, lengths: npt.ArrayLike
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Mass below and up to lengths (n,) in the distributions predicted now; as Readout.pit."""
 
     def save(self, path: _Path) -> None: ...
     @classmethod
@@ -317,3 +330,15 @@ def replay(
     requests: bool = False,
 ) -> tuple[str, dict[str, npt.NDArray[Any]] | None]:
     """Replays the columns of a trace under options (JSON): the report (JSON) and, on request, a row a request."""
+
+def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float | None:
+    """Spearman's rank correlation of (n,) and (n,), ties at their mean rank; None where it is undefined."""
+
+def kendall_tau_b(a: npt.ArrayLike, b: npt.ArrayLike) -> float | None:
+    """Kendall's tau-b of (n,) and (n,); None where it is undefined. O(n log n)."""
+
+def pairwise_accuracy(predicted: npt.ArrayLike, lengths: npt.ArrayLike, ratio: float) -> float | None:
+    """Share of the pairs whose lengths differ by ratio (above 1) or more that the predictions order rightly.
+
+    A pair that they tie counts one half; None where there is no such pair. O(n log n).
+    """

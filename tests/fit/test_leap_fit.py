@@ -5,57 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+from fit_command import BUDGET, LAM, WIDTH, arrays, fit, fit_json, narrow
 from fit_reference import Ridge, spearman
-from typer.testing import CliRunner, Result
 
 from leap_rs._leap import Readout
-from leap_rs.fit.command import app, expand, short_names
+from leap_rs.fit.report import short_names
 from leap_rs.trace import read_trace, write_trace
-
-WIDTH = 24
-LAM = 30.0
-BUDGET = 1024
-
-
-def fit(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, expand([str(argument) for argument in arguments]))
-
-
-def fit_json(*arguments: str | Path) -> list[dict[str, Any]]:
-    result = fit(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    parsed = json.loads(result.stdout, parse_constant=lambda text: pytest.fail(f"{text} is not strict JSON"))
-    assert parsed["leap_fit_version"] == 1
-    return parsed["readouts"]
-
-
-def narrow(source: Path, target: Path, columns: Sequence[str] = ("features", "prompt_features")) -> pl.DataFrame:
-    """A committed trace with its first features only, so that a test is quick."""
-    frame = read_trace(source)
-    arrays = [frame[c].cast(pl.Array(pl.Float32, frame[c].dtype.size)).to_numpy()[:, -WIDTH:] for c in columns]
-    frame = frame.drop("features", "prompt_features", strict=False)
-    frame = frame.with_columns(pl.Series(c, values) for c, values in zip(columns, arrays, strict=True))
-    write_trace(frame, target, model="m", layer=20)
-    return frame
-
-
-@pytest.fixture
-def small(tmp_path: Path, traces: Path) -> Path:
-    for name in ("instruct", "math", "code"):
-        narrow(traces / f"{name}.parquet", tmp_path / f"{name}.parquet", ("features",))
-    return tmp_path
-
-
-def arrays(path: Path, column: str = "features") -> tuple[Any, Any]:
-    frame = read_trace(path)
-    return frame[column].to_numpy().astype(np.float64), frame["output_tokens"].to_numpy()
 
 
 def test_the_readout_is_the_ridge_solution(small: Path) -> None:
@@ -194,7 +154,14 @@ def test_the_report_tells_the_numbers(small: Path) -> None:
         small / "instruct.parquet", "--out", small / "r.safetensors", "--eval", small / "instruct.parquet", "--rls"
     )
     assert result.exit_code == 0
-    for text in ("state readout", "lambda", "rows that a fold left out", "RLS, second half", "MAE"):
+    for text in (
+        "state readout",
+        "lambda",
+        "rows that a fold left out",
+        "RLS, 2nd half",
+        "MAE",
+        "targets side by side",
+    ):
         assert text in result.stdout
     assert "fitted on this trace" in result.stderr
 
@@ -227,18 +194,26 @@ def test_files_after_eval_leave_none_to_train_on(small: Path) -> None:
     assert not (small / "r.safetensors").exists()
 
 
-def test_the_table_names_traces_by_stem_within_100_columns(small: Path) -> None:
+def test_the_tables_name_traces_by_stem_within_120_columns(small: Path) -> None:
     long = small / f"{'long-name-' * 9}.parquet"
     long.write_bytes((small / "code.parquet").read_bytes())
     result = fit(
         small / "instruct.parquet", "--out", small / "r.safetensors", "--rls", "--eval", small / "math.parquet", long
     )
-    table = result.stdout.split("\n\n")[1].splitlines()
-    assert table[0].split() == ["readout", "trace", "predictions", "Spearman", "MAE", "tokens"]
-    assert [line.split()[1] for line in table[1:5]] == ["math"] * 4
-    assert len({line.split()[1] for line in table[5:]}) == 1
-    assert len(table) == 9
-    assert max(map(len, table)) <= 100
+    blocks = result.stdout.split("\n\n")[1:]
+    assert [block.splitlines()[0].split(" (")[0] for block in blocks[:4]] == [
+        "state readout, target sqrt",
+        "state readout, targets side by side",
+        "state readout, Spearman over 100 requests from the one named",
+        "state readout, Spearman after that many labels of the trace, rows of another fold",
+    ]
+    table = blocks[0].splitlines()
+    assert table[2].split()[:4] == ["trace", "predictions", "Spearman", "tau-b"]
+    assert [line.split()[0] for line in table[3:7]] == ["math"] * 4
+    assert len({line.split()[0] for line in table[7:]}) == 1
+    assert len(table) == 11
+    # The first lines name the file, whose path may be long.
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 120
 
 
 @pytest.mark.parametrize(
@@ -268,10 +243,9 @@ def refused(directory: Path, *arguments: str | Path) -> str:
     return result.stderr
 
 
-def test_equal_lengths_have_no_variance(tmp_path: Path, small: Path) -> None:
-    rows = [f"{i * 0.05:.2f},{100 + i % 7},30" for i in range(60)]
-    (tmp_path / "equal.csv").write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]))
-    assert "the target has no variance: all 60 lengths are 30 tokens" in refused(tmp_path, tmp_path / "equal.csv")
+def test_equal_lengths_have_no_variance(tmp_path: Path, small: Path, cases: Path) -> None:
+    equal = cases / "36-all_lengths_equal.csv"
+    assert f"{equal}: the target has no variance: all 60 lengths are 30 tokens" in refused(tmp_path, equal)
     frame = read_trace(small / "code.parquet").with_columns(pl.lit(30, pl.UInt32).alias("output_tokens"))
     write_trace(frame, tmp_path / "equal.parquet")
     assert "the target has no variance" in refused(tmp_path, tmp_path / "equal.parquet")
@@ -306,7 +280,15 @@ def test_a_missing_directory_is_told_before_anything_is_fitted(small: Path) -> N
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["t.parquet"], ["t.parquet", "--out", "r.bin"], ["t.parquet", "--out", "r.safetensors", "--folds", "1"]],
+    [
+        [],
+        ["t.parquet"],
+        ["t.parquet", "--out", "r.bin"],
+        ["t.parquet", "--out", "r.safetensors", "--folds", "1"],
+        ["t.parquet", "--out", "r.safetensors", "--forgetting", "0"],
+        ["t.parquet", "--out", "r.safetensors", "--forgetting", "1.01"],
+        ["t.parquet", "--out", "r.safetensors", "--forgetting", "nan"],
+    ],
 )
 def test_wrong_usage(arguments: list[str]) -> None:
     result = fit(*arguments)

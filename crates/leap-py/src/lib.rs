@@ -11,6 +11,7 @@ mod order;
 mod prompt;
 mod readout;
 mod replay;
+mod stats;
 
 #[pymodule]
 fn _leap(m: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -20,5 +21,6 @@ fn _leap(m: &Bound<'_, PyModule>) -> PyResult<()> {
     online::register(m)?;
     prompt::register(m)?;
     order::register(m)?;
-    replay::register(m)
+    replay::register(m)?;
+    stats::register(m)
 }

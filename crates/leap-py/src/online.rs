@@ -11,7 +11,7 @@ use pyo3::sync::MutexExt;
 use pyo3::types::PyType;
 
 use crate::error::{ReadoutError, to_py};
-use crate::readout::{Features, PyReadout, numbers};
+use crate::readout::{Features, Pit, PyReadout, numbers, pit, same_number};
 
 fn options(batch: usize, forgetting: f64, dtype: &str) -> PyResult<OnlineOptions> {
     Ok(OnlineOptions { batch, forgetting, precision: dtype.parse().map_err(to_py)? })
@@ -165,6 +165,23 @@ impl PyOnlineReadout {
 
     fn noise(&self, py: Python<'_>, score: f64) -> f64 {
         self.attached(py).noise().sigma(score)
+    }
+
+    fn pit<'py>(
+        &self,
+        py: Python<'py>,
+        features: &Bound<'py, PyAny>,
+        lengths: &Bound<'py, PyAny>,
+    ) -> PyResult<Pit<'py>> {
+        let (features, lengths) = (Features::new(features)?, numbers(lengths, "lengths")?);
+        let (rows, lengths) = (features.rows()?, lengths.as_slice()?);
+        let ranges = py.detach(|| {
+            same_number(&rows, lengths)?;
+            let mut online = self.lock();
+            let place = |(i, &length)| online.pit(rows.row(i)?, length);
+            lengths.iter().enumerate().map(place).collect::<leap::Result<_>>()
+        });
+        Ok(pit(py, ranges.map_err(to_py)?))
     }
 
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {

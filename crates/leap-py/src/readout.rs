@@ -69,6 +69,21 @@ pub fn numbers<'py>(object: &Bound<'py, PyAny>, what: &str) -> PyResult<PyReadon
     array.extract().map_err(|_| ReadoutError::new_err(format!("{what} must be one-dimensional")))
 }
 
+/// Lower and upper ends (n,) of the ranges that lengths take up in their predicted distributions.
+pub type Pit<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>);
+
+pub fn pit(py: Python<'_>, ranges: Vec<(f64, f64)>) -> Pit<'_> {
+    let (low, high): (Vec<f64>, Vec<f64>) = ranges.into_iter().unzip();
+    (low.into_pyarray(py), high.into_pyarray(py))
+}
+
+pub fn same_number(rows: &Rows, lengths: &[f64]) -> leap::Result<()> {
+    if rows.nrows() == lengths.len() {
+        return Ok(());
+    }
+    Err(leap::Error::Readout(format!("{} rows of features, {} lengths", rows.nrows(), lengths.len())))
+}
+
 fn meta_from(dict: Option<&Bound<'_, PyDict>>) -> PyResult<Meta> {
     let mut meta = Meta::new(Kind::State);
     for (key, value) in dict.into_iter().flatten() {
@@ -245,6 +260,21 @@ impl PyReadout {
     /// Standard deviation of sqrt(length) about a score on that scale; None where it was not measured.
     fn noise(&self, score: f64) -> Option<f64> {
         self.inner.noise().map(|noise| noise.sigma(score))
+    }
+
+    fn pit<'py>(
+        &self,
+        py: Python<'py>,
+        features: &Bound<'py, PyAny>,
+        lengths: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Pit<'py>>> {
+        let (features, lengths) = (Features::new(features)?, numbers(lengths, "lengths")?);
+        let (rows, lengths) = (features.rows()?, lengths.as_slice()?);
+        let ranges = py.detach(|| -> leap::Result<Option<Vec<_>>> {
+            same_number(&rows, lengths)?;
+            lengths.iter().enumerate().map(|(i, &l)| self.inner.pit_row(rows.row(i)?, l)).collect()
+        });
+        Ok(ranges.map_err(to_py)?.map(|ranges| pit(py, ranges)))
     }
 
     fn __repr__(&self) -> String {

@@ -175,6 +175,12 @@ impl Noise {
         on_grid(score, sigma, cap, &masses, prior * unit, local)
     }
 
+    /// Where a `length` in tokens lies in the distribution that `score` predicts, lengths from M on at M
+    /// ([`LengthDistribution::pit`]).
+    pub fn pit(&self, score: f64, length: f64) -> (f64, f64) {
+        self.distribution(score, self.max_tokens).pit(length.min(f64::from(self.max_tokens)))
+    }
+
     /// Labels seen, each with what forgetting left of its weight.
     pub fn count(&self) -> f64 {
         self.counts.iter().sum()

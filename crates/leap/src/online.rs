@@ -272,6 +272,16 @@ impl OnlineReadout {
         self.drain()
     }
 
+    /// Where the `length` of one request lies in its predicted distribution ([`Noise::pit`]); the row counts as for
+    /// [`Self::estimate`].
+    ///
+    /// # Errors
+    /// As [`Self::estimate`].
+    pub fn pit(&mut self, row: Row, length: f64) -> Result<(f64, f64)> {
+        let score = self.estimate(row)?.score;
+        Ok(self.noise.pit(f64::from(score), length))
+    }
+
     /// Noise of the predictions.
     pub fn noise(&self) -> &Noise {
         &self.noise
@@ -342,9 +352,7 @@ impl OnlineReadout {
 }
 
 fn known(readout: &Readout, row: Row) -> Result<Estimate> {
-    let score = readout.score_row(row)?;
-    let score = if readout.target() == Target::Sqrt { score } else { readout.length(score).sqrt() };
-    Ok(Estimate { score, known: true })
+    Ok(Estimate { score: readout.root_row(row)?, known: true })
 }
 
 fn check(options: &OnlineOptions) -> Result<()> {

@@ -243,6 +243,25 @@ impl Readout {
         self.score_at(row, 0)
     }
 
+    /// m: square root of the predicted length of one row in tokens, whatever the target.
+    ///
+    /// # Errors
+    /// As [`Self::score_row`].
+    pub fn root_row(&self, row: Row) -> Result<f32> {
+        let score = self.score_row(row)?;
+        Ok(if self.parts.target == Target::Sqrt { score } else { self.length(score).sqrt() })
+    }
+
+    /// Where the `length` of one row lies in its predicted distribution ([`Noise::pit`]); None where the
+    /// noise was not measured.
+    ///
+    /// # Errors
+    /// As [`Self::score_row`].
+    pub fn pit_row(&self, row: Row, length: f64) -> Result<Option<(f64, f64)>> {
+        let m = f64::from(self.root_row(row)?);
+        Ok(self.noise().map(|noise| noise.pit(m, length)))
+    }
+
     /// Scores (n) of `rows` (n, d) on the target's own scale.
     ///
     /// # Errors

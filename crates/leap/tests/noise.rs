@@ -216,6 +216,55 @@ fn normal_distribution_keeps_mean_and_deviation_of_the_root() {
     assert!((moment(&|y| (y - 60.0) * (y - 60.0)) - 25.0).abs() < 1e-9);
 }
 
+#[test]
+fn the_place_of_a_length_is_the_mass_below_and_up_to_it() {
+    let distribution = LengthDistribution { lengths: vec![1.0, 4.0, 9.0], weights: vec![0.25, 0.25, 0.5] };
+    for (length, place) in [
+        (0.5, (0.0, 0.0)),
+        (1.0, (0.0, 0.25)),
+        (3.0, (0.25, 0.25)),
+        (4.0, (0.25, 0.5)),
+        (9.0, (0.5, 1.0)),
+        (20.0, (1.0, 1.0)),
+    ] {
+        assert_eq!(distribution.pit(length), place, "{length}");
+    }
+    // Of a readout's noise lengths end at M, which has a mass of its own.
+    let noise = Noise::new(100);
+    assert_eq!(noise.pit(5.0, 1000.0), noise.pit(5.0, 100.0));
+    let at_cap = noise.distribution(5.0, 100).weights.last().copied().unwrap();
+    let (low, high) = noise.pit(5.0, 100.0);
+    assert!((high - 1.0).abs() < 1e-12 && (high - low - at_cap).abs() < 1e-12);
+}
+
+#[test]
+fn learned_distributions_are_calibrated() {
+    // sqrt(L) is normal about the score and ends at sqrt(M): a tenth to a half of the lengths are at the budget.
+    let mut rng = ChaCha8Rng::seed_from_u64(4);
+    let scores = Uniform::new(18.0, 32.0).unwrap();
+    let mut noise = Noise::new(1024);
+    let mut inside = [0.0, 0.0];
+    let (first, counted) = (2000, 6000);
+    for i in 0..first + counted {
+        let m = scores.sample(&mut rng);
+        let z: f64 = StandardNormal.sample(&mut rng);
+        let root = (m + 5.0 * z).clamp(1.0, 32.0);
+        let (low, high) = noise.pit(m, (root * root).round());
+        for (inside, level) in inside.iter_mut().zip([0.5, 0.9]).filter(|_| i >= first) {
+            let (left, right) = ((1.0 - level) / 2.0, (1.0 + level) / 2.0);
+            *inside += if high > low {
+                (high.min(right) - low.max(left)).max(0.0) / (high - low)
+            } else {
+                f64::from(left <= low && low <= right)
+            };
+        }
+        noise.observe(m, root - m, 0.0);
+    }
+    // The standard errors are 0.0065 and 0.004; the grid and the levels blur a little more.
+    let share = inside.map(|sum| sum / f64::from(counted));
+    assert!((share[0] - 0.5).abs() < 0.03 && (share[1] - 0.9).abs() < 0.02, "{share:?}");
+}
+
 proptest! {
     #[test]
     fn distributions_are_valid(

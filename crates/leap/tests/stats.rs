@@ -1,6 +1,6 @@
 //! Rank statistics against brute force and values computed with scipy 1.x and numpy.
 
-use leap::stats::{kendall_tau_b, mean, mean_ci95, percentile, spearman, std_pop};
+use leap::stats::{kendall_tau_b, mean, mean_ci95, pairwise_accuracy, percentile, spearman, std_pop};
 use proptest::prelude::*;
 
 /// Tau-b by all pairs: (C - D) / sqrt((C + D + Tx) (C + D + Ty)).
@@ -33,6 +33,20 @@ fn spearman_by_pairs(x: &[f64], y: &[f64]) -> Option<f64> {
     (sxx > 0.0 && syy > 0.0).then(|| dot(&|i| (rx[i] - mx) * (ry[i] - my)) / (sxx * syy).sqrt())
 }
 
+/// Share of pairs in the right order by looking at all of them.
+fn accuracy_by_pairs(predicted: &[f64], lengths: &[f64], ratio: f64) -> Option<f64> {
+    let (mut pairs, mut right) = (0.0, 0.0);
+    for i in 0..lengths.len() {
+        for j in 0..lengths.len() {
+            if lengths[i] / lengths[j] >= ratio {
+                pairs += 1.0;
+                right += if predicted[i] == predicted[j] { 0.5 } else { f64::from(predicted[i] > predicted[j]) };
+            }
+        }
+    }
+    (pairs > 0.0).then(|| right / pairs)
+}
+
 fn close(a: Option<f64>, b: Option<f64>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => (a - b).abs() < 1e-12,
@@ -48,6 +62,17 @@ proptest! {
         let y: Vec<f64> = pairs.iter().map(|p| f64::from(p.1)).collect();
         prop_assert!(close(kendall_tau_b(&x, &y), tau_by_pairs(&x, &y)));
         prop_assert!(close(spearman(&x, &y), spearman_by_pairs(&x, &y)));
+    }
+
+    #[test]
+    fn pairwise_accuracy_equals_brute_force(
+        pairs in prop::collection::vec((-4i8..4, 1u8..40), 2..60),
+        ratio in prop::sample::select(vec![1.0 + 1e-9, 1.2, 2.0, 7.5]),
+    ) {
+        let predicted: Vec<f64> = pairs.iter().map(|p| f64::from(p.0)).collect();
+        let lengths: Vec<f64> = pairs.iter().map(|p| f64::from(p.1)).collect();
+        let found = pairwise_accuracy(&predicted, &lengths, ratio);
+        prop_assert!(close(found, accuracy_by_pairs(&predicted, &lengths, ratio)));
     }
 
     #[test]
@@ -78,6 +103,33 @@ fn undefined_correlations_are_none() {
         assert_eq!(f(&[1.0, f64::NAN], &[1.0, 2.0]), None);
         assert_eq!(f(&[f64::NEG_INFINITY, 0.0, f64::INFINITY], &[1.0, 2.0, 3.0]), Some(1.0));
     }
+}
+
+#[test]
+fn pairs_of_exactly_the_ratio_count_for_every_length() {
+    // The lengths are 5 k and 6 k: each such pair differs by 1.2 exactly, whatever rounding makes of 1.2.
+    for k in 1..2000 {
+        let k = f64::from(k);
+        assert_eq!(pairwise_accuracy(&[1.0, 2.0], &[5.0 * k, 6.0 * k], 1.2), Some(1.0));
+        assert_eq!(pairwise_accuracy(&[1.0, 2.0], &[5.0 * k, 6.0 * k - 0.001], 1.2), None);
+    }
+}
+
+#[test]
+fn pairwise_accuracy_by_hand() {
+    // Pairs by a factor of 2: (1, 2) right, (1, 4) tied, (2, 4) wrong; by 4 only the tie; by 5 none.
+    let (predicted, lengths) = ([10.0, 20.0, 10.0], [1.0, 2.0, 4.0]);
+    assert_eq!(pairwise_accuracy(&predicted, &lengths, 2.0), Some(0.5));
+    assert_eq!(pairwise_accuracy(&predicted, &lengths, 4.0), Some(0.5));
+    assert_eq!(pairwise_accuracy(&predicted, &lengths, 5.0), None);
+    for ratio in [1.0, 0.5, -2.0, f64::NAN] {
+        assert_eq!(pairwise_accuracy(&predicted, &lengths, ratio), None);
+    }
+    assert_eq!(pairwise_accuracy(&predicted, &[1.0, 0.0, 4.0], 2.0), None);
+    assert_eq!(pairwise_accuracy(&predicted, &[1.0, f64::INFINITY, 4.0], 2.0), None);
+    assert_eq!(pairwise_accuracy(&[10.0, f64::NAN, 10.0], &lengths, 2.0), None);
+    assert_eq!(pairwise_accuracy(&predicted, &lengths[..2], 2.0), None);
+    assert_eq!(pairwise_accuracy(&[1.0, 2.0], &[30.0, 30.0], 1.2), None);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""What a readout learns from and is judged on: the labelled requests of traces, one kind of features at a time."""
+"""What a readout learns from and is judged on: the labelled requests of traces, one column of features at a time."""
 
 from __future__ import annotations
 
@@ -21,18 +21,24 @@ _SAME = ("model", "layer")
 
 @dataclass(frozen=True)
 class Labelled:
-    """Requests by arrival: features (n, d), lengths (n,) in tokens, and which lengths are only lower bounds."""
+    """Requests by arrival: features (n, d), lengths (n,) in tokens up to the budget, and which are only lower bounds."""
 
     features: npt.NDArray[Any]
     lengths: npt.NDArray[np.uint32]
     censored: npt.NDArray[np.bool_]
+    max_tokens: int
 
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def known(self) -> npt.NDArray[np.bool_]:
+        """Rows whose target is known: all but those cut before the output budget."""
+        return ~self.censored | (self.lengths >= self.max_tokens)
+
     def where(self, rows: npt.NDArray[np.bool_]) -> Labelled:
         """The rows that the mask marks."""
-        return Labelled(self.features[rows], self.lengths[rows], self.censored[rows])
+        return Labelled(self.features[rows], self.lengths[rows], self.censored[rows], self.max_tokens)
 
 
 def kinds(traces: Sequence[Trace]) -> list[Kind]:
@@ -68,24 +74,42 @@ def require_same_features(traces: Sequence[Trace]) -> None:
                 raise ConfigError(f"{path}: its features are of {key} {value}, those of {known[0][1]} of {known[0][0]}")
 
 
-def labelled(trace: Trace, kind: Kind, max_tokens: int) -> Labelled:
+def labelled(trace: Trace, column: str, max_tokens: int) -> Labelled:
     """The requests that say something about a length, which aborted ones do not; lengths end at `max_tokens`."""
-    frame = trace.frame
-    if "finish_reason" in frame.columns:
-        frame = frame.filter(pl.col("finish_reason") != "abort")
+    frame = finished(trace, column)
     lengths = frame["output_tokens"].to_numpy()
     limits = frame["max_tokens"].to_numpy() if "max_tokens" in frame.columns else np.full_like(lengths, max_tokens)
     cut = lengths >= np.minimum(limits, max_tokens)
     if "finish_reason" in frame.columns:
         # An answer may end by itself at exactly its limit; a cut one may have met another limit than its own.
         cut = (frame["finish_reason"] == "length").to_numpy() | (lengths > max_tokens)
-    return Labelled(frame[COLUMNS[kind]].to_numpy(), np.minimum(lengths, max_tokens).astype(np.uint32), cut)
+    return Labelled(frame[column].to_numpy(), np.minimum(lengths, max_tokens).astype(np.uint32), cut, max_tokens)
 
 
-def trainable(data: Labelled, max_tokens: int) -> tuple[Labelled, int]:
-    """Rows with a known target, and how many were left out: those cut before the output budget have none."""
-    known = ~data.censored | (data.lengths >= max_tokens)
-    return data.where(known), int((~known).sum())
+def finished(trace: Trace, column: str) -> pl.DataFrame:
+    """The rows of requests that were not aborted: this column and what says how they ended."""
+    columns = ("output_tokens", "max_tokens", "finish_reason", column)
+    frame = trace.frame.select(name for name in columns if name in trace.frame.columns)
+    return frame.filter(pl.col("finish_reason") != "abort") if "finish_reason" in frame.columns else frame
+
+
+def stacked(column: str, traces: Sequence[Trace], parts: Sequence[Labelled]) -> Labelled:
+    """All rows below each other; every trace must have the same number of features."""
+    for trace, part in zip(traces, parts, strict=True):
+        require_width(column, trace, part, parts[0].features.shape[1], traces[0])
+    return Labelled(
+        np.concatenate([part.features for part in parts]),
+        np.concatenate([part.lengths for part in parts]),
+        np.concatenate([part.censored for part in parts]),
+        parts[0].max_tokens,
+    )
+
+
+def require_width(column: str, trace: Trace, part: Labelled, width: int, first: Trace) -> None:
+    """Refuse a trace whose features are not as many as those of the first training trace."""
+    found = part.features.shape[1]
+    if found != width:
+        raise TraceError(f"{trace.path}: column '{column}' is {found} wide, in {first.path} {width}")
 
 
 def _largest(column: pl.Series) -> int:

@@ -74,7 +74,7 @@ def _checked_column(series: pl.Series, path: Path) -> pl.Series:
     if name in _STRINGS:
         return _strings(series, path)
     if name in FEATURE_COLUMNS:
-        return _features(series, path)
+        return checked_features(series, path)
     if name in ("temperature", "top_p") or name.startswith(SCORE_PREFIX):
         return _reals(series, path)
     if name == "prefix_blocks":
@@ -161,7 +161,8 @@ def _reals(series: pl.Series, path: Path) -> pl.Series:
     return values
 
 
-def _features(series: pl.Series, path: Path) -> pl.Series:
+def checked_features(series: pl.Series, path: Path) -> pl.Series:
+    """A column of features, or `TraceError`: an array of 16 or 32 bit floats a row, none of them missing or infinite."""
     dtype = series.dtype
     if not (isinstance(dtype, pl.Array) and dtype.inner in (pl.Float16, pl.Float32) and len(dtype.shape) == 1):
         raise _wrong_type(series, path, "Array(Float16, d) or Array(Float32, d)")

@@ -55,6 +55,13 @@ impl LengthDistribution {
         Self { lengths: vec![length.max(1.0)], weights: vec![1.0] }
     }
 
+    /// Probability integral transform of a `length`: the mass below it and the mass up to it. The two differ where it is
+    /// one of the points, as answers that end at the cap are.
+    pub fn pit(&self, length: f64) -> (f64, f64) {
+        let mass = |end: usize| self.weights[..end].iter().sum::<f64>().min(1.0);
+        (mass(self.lengths.partition_point(|&l| l < length)), mass(self.lengths.partition_point(|&l| l <= length)))
+    }
+
     /// Expected length in tokens.
     pub fn mean(&self) -> f64 {
         self.lengths.iter().zip(&self.weights).map(|(l, w)| l * w).sum()

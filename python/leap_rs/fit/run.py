@@ -1,0 +1,156 @@
+"""From traces to readouts and everything that was measured of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leap_rs._leap import LeapError, Readout
+from leap_rs.fit import data, evaluate, layers, targets
+from leap_rs.fit.curve import Curve, curve
+from leap_rs.fit.layers import Layer
+from leap_rs.fit.metrics import Score
+from leap_rs.fit.options import Options, TargetName
+from leap_rs.fit.readouts import fit, meta, path_of, train_spearman
+from leap_rs.fit.targets import TargetScores
+from leap_rs.trace import Trace, load
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One readout, where it goes, and what was measured."""
+
+    kind: data.Kind
+    path: Path
+    readout: Readout
+    rows: int
+    left_out: int
+    evaluations: dict[str, dict[str, Score]]
+    targets: dict[TargetName, TargetScores]
+    curves: dict[str, Curve]
+
+    def to_dict(self) -> dict[str, Any]:
+        """One entry of `readouts` in `--json`."""
+        return {
+            "kind": self.kind,
+            "path": str(self.path),
+            "rows": self.rows,
+            "rows_left_out": self.left_out,
+            "d": self.readout.d,
+            "max_tokens": self.readout.max_tokens,
+            "target": self.readout.target,
+            "lam": self.readout.lam,
+            "train_spearman": train_spearman(self.readout),
+            "evaluations": {
+                path: {name: score.to_dict() for name, score in scores.items()}
+                for path, scores in self.evaluations.items()
+            },
+            "targets": {target: scores.to_dict() for target, scores in self.targets.items()},
+            "curves": {path: one.to_dict() for path, one in self.curves.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that a call found, and what a user should be told about it."""
+
+    readouts: list[Fitted]
+    layers: list[Layer] | None
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        document: dict[str, Any] = {"leap_fit_version": 1, "readouts": [one.to_dict() for one in self.readouts]}
+        if self.layers is not None:
+            document["layers"] = [layer.to_dict() for layer in self.layers]
+        return document
+
+
+def run(traces: Sequence[Path], evaluation: Sequence[Path], out: Path, options: Options) -> Result:
+    """Fit, evaluate, and only then write."""
+    if not out.parent.is_dir():
+        raise LeapError(f"{out}: cannot be written: there is no directory {out.parent}")
+    training = [load(path) for path in traces]
+    judging = [load(path) for path in evaluation]
+    notes = [line for trace in (*training, *judging) for line in trace.told()]
+
+    max_tokens = options.max_tokens or data.output_budget(training)
+    data.require_variance(training, max_tokens)
+    data.require_same_features([*training, *judging])
+    kinds = data.kinds(training)
+
+    fitted = []
+    for kind in kinds:
+        rows, judged, told = labelled(data.COLUMNS[kind], training, judging, max_tokens)
+        notes.extend(told)
+        fitted.append(fit_one(kind, rows, judged, meta(kind, training), path_of(out, kind, kinds), options))
+    compared = None
+    if options.layers:
+        compared, told = layers.compare(training, judging, max_tokens, options)
+        notes.extend(told)
+    for one in fitted:
+        one.readout.save(one.path)
+    return Result(fitted, compared, list(dict.fromkeys(notes)))
+
+
+def labelled(
+    column: str, training: Sequence[Trace], judging: Sequence[Trace], max_tokens: int
+) -> tuple[data.Labelled, dict[str, data.Labelled], list[str]]:
+    """All training rows, the rows of every evaluation trace that has the column, and what a user should be told."""
+    notes = []
+    rows = data.stacked(column, training, [data.labelled(trace, column, max_tokens) for trace in training])
+    if not rows.known.all():
+        count = int((~rows.known).sum())
+        notes.append(f"{count} answers were cut before {max_tokens} tokens: their length is not known, so left out")
+    judged = {}
+    for trace in judging:
+        if column not in trace.frame.columns:
+            notes.append(f"{trace.path}: no column '{column}', so not evaluated for it")
+            continue
+        if any(trace.path.resolve() == other.path.resolve() for other in training):
+            notes.append(f"{trace.path}: the readouts were fitted on this trace, so its scores flatter")
+        part = data.labelled(trace, column, max_tokens)
+        data.require_width(column, trace, part, rows.features.shape[1], training[0])
+        judged[str(trace.path)] = part
+        notes.extend(f"{trace.path}: {what}" for what in remarks(part))
+    return rows, judged, notes
+
+
+def remarks(part: data.Labelled) -> list[str]:
+    """What limits the scores on these rows."""
+    found = []
+    lengths = part.lengths[part.known]
+    if not part.known.all():
+        count = int((~part.known).sum())
+        found.append(
+            f"{count} answers were cut before {part.max_tokens} tokens: left out of ranks and errors, "
+            "lower bounds for RLS and intervals"
+        )
+    if len(np.unique(lengths)) == 1:
+        found.append(f"all {len(lengths)} lengths are {lengths[0]} tokens, so ranks are undefined")
+    return found
+
+
+def fit_one(
+    kind: data.Kind,
+    rows: data.Labelled,
+    judged: Mapping[str, data.Labelled],
+    about: Mapping[str, Any],
+    path: Path,
+    options: Options,
+) -> Fitted:
+    """The readout of one kind with everything that is measured of it."""
+    readout = fit(rows, options, about)
+    evaluations, curves = {}, {}
+    for name, part in judged.items():
+        made = evaluate.predictions(readout, part, options)
+        evaluations[name] = evaluate.scores(made, part)
+        if options.rls:
+            curves[name] = curve(readout, made, part, options)
+    known = int(rows.known.sum())
+    compared = targets.compare(readout, rows, judged, options)
+    return Fitted(kind, path, readout, known, len(rows) - known, evaluations, compared, curves)

@@ -247,6 +247,9 @@ impl Engine<'_> {
             request.computed = computed;
             request.is_resident = true;
             request.admitted = self.admissions;
+            if request.admitted_s.is_nan() {
+                request.admitted_s = self.now;
+            }
             self.admissions += 1;
             self.residents.push(id);
             self.prefilling.push(id);

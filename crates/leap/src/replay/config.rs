@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::cost::CostModel;
+use super::trace::Trace;
 use crate::{Error, Result};
 
 /// An engine's limits, as vLLM names them.
@@ -73,6 +74,21 @@ impl EngineConfig {
         }
         if !(0.0..1.0).contains(&self.watermark) {
             return refuse(format!("watermark must be at least 0 and below 1, got {}", self.watermark));
+        }
+        Ok(())
+    }
+
+    /// As [`check`](Self::check), and refuses a block size that the prefix blocks of `trace` do not allow.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the option.
+    pub fn check_for(&self, trace: &Trace) -> Result<()> {
+        self.check()?;
+        if trace.prefix_blocks.is_some() && !trace.prefix_block_size.is_multiple_of(self.block_size) {
+            return Err(Error::Config(format!(
+                "block_size {} does not divide the {} tokens of the trace's prefix blocks",
+                self.block_size, trace.prefix_block_size
+            )));
         }
         Ok(())
     }

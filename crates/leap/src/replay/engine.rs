@@ -14,6 +14,7 @@ use super::outcome::{Control, Outcome, Record};
 use super::policy::{PolicySpec, Rule};
 use super::ranker::{Ranker, Readouts};
 use super::state::{Request, Step};
+use super::timeline::{Level, Recorder, Timeline};
 use super::trace::Trace;
 use super::waiting::Waiting;
 use crate::{Error, Result};
@@ -75,6 +76,7 @@ pub(super) struct Engine<'a> {
     flights: VecDeque<Flight>,
     pub(super) admissions: u64,
     pub(super) outcome: Outcome,
+    recorder: Option<Recorder>,
 }
 
 impl<'a> Engine<'a> {
@@ -95,6 +97,7 @@ impl<'a> Engine<'a> {
             blocks: Vec::new(),
             is_resident: false,
             admitted: 0,
+            admitted_s: f64::NAN,
             preemptions: 0,
             last_decode_step: 0,
             last_token_s: f64::NAN,
@@ -119,6 +122,7 @@ impl<'a> Engine<'a> {
             flights: VecDeque::new(),
             admissions: 0,
             outcome: Outcome::default(),
+            recorder: control.timeline.then(Recorder::default),
             now: 0.0,
             horizon: 0.0,
             max_concurrency: options.max_concurrency.map_or(usize::MAX, |most| most as usize),
@@ -141,7 +145,9 @@ impl<'a> Engine<'a> {
                 self.take_in()?;
             }
             let preemptions = self.outcome.preemptions;
-            if let Some(step) = self.compose() {
+            let step = self.compose();
+            self.note(self.now, self.pool.free());
+            if let Some(step) = step {
                 self.execute(step);
                 continue;
             }
@@ -187,6 +193,7 @@ impl<'a> Engine<'a> {
                 self.delayed.push_back((entered + self.spec.delay_s, id));
             }
             self.enqueue(id, entered);
+            self.note(entered, self.pool.free());
         }
         while let Some(&(at, id)) = self.delayed.front() {
             if at > self.now {
@@ -240,6 +247,28 @@ impl<'a> Engine<'a> {
         Ok(released)
     }
 
+    /// Takes down what is held from `at_s` on, with `free` KV blocks.
+    fn note(&mut self, at_s: f64, free: u32) {
+        if let Some(recorder) = &mut self.recorder {
+            let blocks = i64::from(self.config.usable_blocks()) - i64::from(free);
+            let level = Level { waiting: self.waiting.len() as i64, resident: self.residents.len() as i64, blocks };
+            recorder.note(at_s, level);
+        }
+    }
+
+    /// Takes down the blocks that each of `more` equal steps behind the last composed one takes when it is composed.
+    fn note_equal_steps(&mut self, start: f64, ramp: &Ramp, more: u64) {
+        if self.recorder.is_none() {
+            return;
+        }
+        let mut free = self.pool.free();
+        for ahead in 1..=more {
+            free -= self.decoding.need_block(ahead).len() as u32;
+            let composed = if self.config.async_scheduling { ahead - 1 } else { ahead };
+            self.note(start + ramp.elapsed(composed), free);
+        }
+    }
+
     /// The next moment at which something comes from outside.
     fn next_event(&self) -> Option<f64> {
         let arrival = (self.inside < self.max_concurrency)
@@ -261,6 +290,7 @@ impl<'a> Engine<'a> {
         };
         let mut done = step.done;
         if more > 0 {
+            self.note_equal_steps(start, &ramp, more);
             self.take_blocks(more);
             self.decoding.advance(more);
             self.finish_decoding(&mut done);
@@ -360,12 +390,15 @@ impl<'a> Engine<'a> {
                 row: self.input.rows[id],
                 preemptions: request.preemptions,
                 arrival_s: self.input.arrival_s[id],
+                admitted_s: request.admitted_s,
                 first_token_s: request.first_token_s,
                 finish_s: request.finish_s,
                 predicted: [predicted(before, id), predicted(after, id)],
             })
             .collect();
         self.outcome.waited_s = self.waiting.waited_s();
+        let usable = u64::from(self.config.usable_blocks());
+        self.outcome.timeline = self.recorder.map(|recorder| Timeline::new([recorder], usable));
         self.outcome
     }
 }

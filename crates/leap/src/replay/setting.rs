@@ -36,13 +36,7 @@ pub(super) fn setting(
     let mut config = options.engine.clone();
     config.decode_slots = point.decode_slots.or(config.decode_slots);
     config.max_num_seqs = point.max_num_seqs.unwrap_or(config.max_num_seqs);
-    config.check()?;
-    if trace.prefix_blocks.is_some() && !trace.prefix_block_size.is_multiple_of(config.block_size) {
-        return Err(Error::Config(format!(
-            "block_size {} does not divide the {} tokens of the trace's prefix blocks",
-            config.block_size, trace.prefix_block_size
-        )));
-    }
+    config.check_for(trace)?;
     let capacity = capacity(trace, rows, &config, options, control)?;
     let (_, duration) = span(trace, rows);
     let own_rate = (duration > 0.0).then(|| rows.len() as f64 / duration);

@@ -15,7 +15,10 @@ pub(super) struct Request {
     /// Blocks held, or, of a request that was preempted, those it held.
     pub(super) blocks: Vec<Held>,
     pub(super) is_resident: bool,
+    /// Place in the order of admissions, the last time.
     pub(super) admitted: u64,
+    /// When it was admitted the first time.
+    pub(super) admitted_s: f64,
     pub(super) preemptions: u32,
     pub(super) last_decode_step: u64,
     pub(super) last_token_s: f64,

@@ -1,4 +1,5 @@
-//! Limits of the simulated engine: seats, token budget, KV blocks, and how steps are scheduled.
+//! Limits of the simulated engine: seats, token budget, KV blocks, how steps are scheduled, and how many such engines
+//! run in lock-step.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,13 @@ pub struct EngineConfig {
     pub reserve_full_prompt: bool,
     /// Share of the blocks that an admission must leave free.
     pub watermark: f64,
+    /// Engines of these limits each, that run in lock-step behind one load balancer.
+    #[serde(default = "one")]
+    pub data_parallel_size: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 impl EngineConfig {
@@ -57,6 +65,7 @@ impl EngineConfig {
             ("max_num_seqs", self.max_num_seqs),
             ("max_num_batched_tokens", self.max_num_batched_tokens),
             ("decode_slots", self.decode_slots.unwrap_or(1)),
+            ("data_parallel_size", self.data_parallel_size),
         ] {
             if value == 0 {
                 return refuse(format!("{option} must be at least 1"));

@@ -4,6 +4,7 @@
 //! [`PolicySpec`] who goes first. [`simulate`] runs one policy once, [`simulate_recorded`] first come first served at the
 //! trace's own times; [`run`] runs policies, seeds and sweep points in parallel and gives one report.
 
+mod balancer;
 mod blocks;
 mod compose;
 mod config;
@@ -21,6 +22,7 @@ mod outcome;
 mod plan;
 mod policy;
 mod ranker;
+mod ranks;
 mod report;
 mod run;
 mod setting;
@@ -32,7 +34,6 @@ mod waiting;
 pub use blocks::BlockPool;
 pub use config::EngineConfig;
 pub use cost::CostModel;
-pub use engine::simulate;
 pub use engines::{EnginePreset, engine_presets};
 pub use input::{Arrivals, RunInput, left_out};
 pub use metrics::{Goodput, RunMetrics, Summary};
@@ -41,6 +42,7 @@ pub use options::{Options, Point};
 pub use outcome::{Control, Outcome, Record};
 pub use policy::{Levers, PolicySpec, Rule};
 pub use ranker::Readouts;
+pub use ranks::simulate;
 pub use report::{Estimate, Report};
 pub use run::{RequestRow, run};
 pub use timeline::Timeline;

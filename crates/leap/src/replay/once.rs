@@ -2,13 +2,13 @@
 //! nothing is averaged. What fits an engine's cost to measured times calls this over and over.
 
 use super::config::EngineConfig;
-use super::engine::simulate;
 use super::input::{RunInput, left_out};
 use super::metrics::Goodput;
 use super::options::Options;
 use super::outcome::{Control, Outcome};
 use super::policy::PolicySpec;
 use super::ranker::Readouts;
+use super::ranks::simulate;
 use super::trace::Trace;
 use crate::{Error, Result};
 

@@ -26,6 +26,14 @@ pub(super) struct Request {
     pub(super) finish_s: f64,
 }
 
+/// What an engine counts while it runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tally {
+    pub(super) preemptions: u64,
+    pub(super) wait_cap_promotions: u64,
+    pub(super) cached_tokens: u64,
+}
+
 /// A composed step.
 #[derive(Debug, Default)]
 pub(super) struct Step {

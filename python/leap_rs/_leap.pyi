@@ -331,6 +331,17 @@ def replay(
 ) -> tuple[str, dict[str, npt.NDArray[Any]] | None]:
     """Replays the columns of a trace under options (JSON): the report (JSON) and, on request, a row a request."""
 
+def simulate(columns: Mapping[str, Any], engine: str, *, timeline: bool = False) -> dict[str, npt.NDArray[Any]]:
+    """Every request of a trace once, first come first served at its recorded arrival, on an engine (JSON).
+
+    In the order of the rows: admitted_s (when the scheduler first gave it a seat), first_token_s and finish_s (float64,
+    on the clock of arrival_s), preemptions (uint32). With timeline also the engine over time as a step function, each
+    entry from its time to the next one's: timeline_s (float64), timeline_waiting and timeline_resident (uint32),
+    timeline_kv_share of the usable KV blocks (float64).
+
+    Raises TraceError naming the first row that the engine can never hold, ConfigError where the engine cannot be used.
+    """
+
 def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float | None:
     """Spearman's rank correlation of (n,) and (n,), ties at their mean rank; None where it is undefined."""
 

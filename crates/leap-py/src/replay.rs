@@ -7,7 +7,10 @@ use std::time::Duration;
 use half::f16;
 use leap::online::{OnlineOptions, OnlineReadout};
 use leap::readout::Readout;
-use leap::replay::{Control, Features, Finish, Options, Readouts, Report, RequestRow, Trace, engine_presets, run};
+use leap::replay::{
+    Control, EngineConfig, Features, Finish, Options, Outcome, Readouts, Record, Report, RequestRow, Trace,
+    engine_presets, run, simulate_recorded,
+};
 use leap::rls::Anchor;
 use numpy::{IntoPyArray, PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::prelude::*;
@@ -45,6 +48,38 @@ fn replay<'py>(
     let text = serde_json::to_string(&report).map_err(|error| ConfigError::new_err(error.to_string()))?;
     let table = if requests { Some(table(py, &trace, &rows)?) } else { None };
     Ok((text, table))
+}
+
+#[pyfunction]
+#[pyo3(signature = (columns, engine, *, timeline=false))]
+fn simulate<'py>(
+    py: Python<'py>,
+    columns: &Bound<'py, PyDict>,
+    engine: &str,
+    timeline: bool,
+) -> PyResult<Bound<'py, PyDict>> {
+    let trace = trace_of(columns)?;
+    let engine: EngineConfig =
+        serde_json::from_str(engine).map_err(|error| ConfigError::new_err(format!("engine: {error}")))?;
+    let outcome = py.detach(|| simulate_recorded(&trace, &engine, timeline)).map_err(to_py)?;
+    outcome_dict(py, outcome)
+}
+
+fn outcome_dict(py: Python<'_>, outcome: Outcome) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    let seconds = |of: fn(&Record) -> f64| outcome.records.iter().map(of).collect::<Vec<_>>().into_pyarray(py);
+    dict.set_item("admitted_s", seconds(|record| record.admitted_s))?;
+    dict.set_item("first_token_s", seconds(|record| record.first_token_s))?;
+    dict.set_item("finish_s", seconds(|record| record.finish_s))?;
+    let preemptions: Vec<u32> = outcome.records.iter().map(|record| record.preemptions).collect();
+    dict.set_item("preemptions", preemptions.into_pyarray(py))?;
+    if let Some(timeline) = outcome.timeline {
+        dict.set_item("timeline_s", timeline.at_s.into_pyarray(py))?;
+        dict.set_item("timeline_waiting", timeline.waiting.into_pyarray(py))?;
+        dict.set_item("timeline_resident", timeline.resident.into_pyarray(py))?;
+        dict.set_item("timeline_kv_share", timeline.kv_share.into_pyarray(py))?;
+    }
+    Ok(dict)
 }
 
 fn online(path: &Path) -> PyResult<OnlineReadout> {
@@ -193,5 +228,6 @@ fn table<'py>(py: Python<'py>, trace: &Trace, rows: &[RequestRow]) -> PyResult<B
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(presets, m)?)?;
-    m.add_function(wrap_pyfunction!(replay, m)?)
+    m.add_function(wrap_pyfunction!(replay, m)?)?;
+    m.add_function(wrap_pyfunction!(simulate, m)?)
 }

@@ -76,6 +76,16 @@ CostModel = Annotated[
         ),
     ),
 ]
+DataParallelSize = Annotated[
+    int | None,
+    typer.Option(
+        help=(
+            "Ranks of an expert-parallel deployment: engines of these limits each that run in lock-step, each step as "
+            "long as the slowest rank's."
+        ),
+        show_default="1",
+    ),
+]
 DecodeSlots = Annotated[
     int | None,
     typer.Option(help="Sequences that decode in one step, where fewer than the residents."),

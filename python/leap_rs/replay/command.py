@@ -60,6 +60,7 @@ def leap_replay(
     sweep: arguments.Sweep = None,
     engine: arguments.Engine = "h100-llama-8b",
     cost_model: arguments.CostModel = None,
+    data_parallel_size: arguments.DataParallelSize = None,
     decode_slots: arguments.DecodeSlots = None,
     max_num_seqs: arguments.MaxNumSeqs = None,
     max_num_batched_tokens: arguments.MaxNumBatchedTokens = None,

@@ -26,7 +26,15 @@ COST_KEYS = (
     "per_prefill_pair_s",
     "per_kv_token_with_prefill_s",
 )
-LIMITS = ("kv_tokens", "block_size", "max_num_seqs", "max_num_batched_tokens", "async_scheduling", "decode_slots")
+LIMITS = (
+    "kv_tokens",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "async_scheduling",
+    "decode_slots",
+    "data_parallel_size",
+)
 
 
 @lru_cache(maxsize=1)
@@ -105,6 +113,7 @@ def resolve(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
         "enable_prefix_caching": options.enable_prefix_caching,
         "decode_slots": options.decode_slots or base.get("decode_slots"),
         "watermark": options.watermark,
+        "data_parallel_size": options.data_parallel_size or int(base.get("data_parallel_size", 1)),
     }
     usable = (blocks - 1) * block_size
     core = {

@@ -190,6 +190,7 @@ class Options(BaseModel):
     sweep: Annotated[dict[str, list[float]], BeforeValidator(parse_sweep)] = Field(default_factory=dict)
     engine: str = "h100-llama-8b"
     cost_model: Path | dict[str, Any] | None = None
+    data_parallel_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     decode_slots: Count | None = None
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count | None = None

@@ -23,25 +23,30 @@ def is_short(document: Mapping[str, Any], point: int) -> bool:
     loads = [result["load"] for result in document["results"] if result["point"] == point]
     loaded = any(load is None or load >= LOADED for load in loads)
     requests: int = document["trace"]["requests"]
-    return loaded and requests < ENOUGH * sequences(document, point)
+    return loaded and requests < ENOUGH * _seats(document, point)
 
 
 def sequences(document: Mapping[str, Any], point: int) -> int:
-    """Residents that the engine takes at this point."""
+    """Residents that one rank takes at this point."""
     config = document["config"]
     return int(config["points"][point]["max_num_seqs"] or config["max_num_seqs"])
 
 
+def _seats(document: Mapping[str, Any], point: int) -> int:
+    """Residents that all ranks together take."""
+    return sequences(document, point) * int(document["config"].get("data_parallel_size", 1))
+
+
 def enough(document: Mapping[str, Any]) -> str:
     """The option that makes the trace long enough at every point."""
-    return f"--num-prompts {2 * ENOUGH * max(sequences(document, i) for i in range(len(document['config']['points'])))}"
+    return f"--num-prompts {2 * ENOUGH * max(_seats(document, i) for i in range(len(document['config']['points'])))}"
 
 
 def _short(document: Mapping[str, Any]) -> list[str]:
     short = [i for i in range(len(document["config"]["points"])) if is_short(document, i)]
     if not short:
         return []
-    requests, seats = document["trace"]["requests"], max(sequences(document, i) for i in short)
+    requests, seats = document["trace"]["requests"], max(_seats(document, i) for i in short)
     few = f"{requests} requests are few" if requests > 1 else "a single request is little"
     return [
         f"{few} for an engine that takes {seats} at a time: most of this replay fills or drains it, so queues and "

@@ -101,6 +101,8 @@ def _header(document: Mapping[str, Any]) -> list[str]:
     limits += f"KV cache of {config['kv_tokens_usable']} tokens"
     if config.get("decode_slots"):
         limits += f", {config['decode_slots']} decode slots"
+    if config.get("data_parallel_size", 1) > 1:
+        limits += f"; {config['data_parallel_size']} such ranks in lock-step"
     lines = [replayed(document), f"engine {config['engine']} ({limits})"]
     for kind, used in config["readouts"].items():
         lines.append(f"{kind} readout: " + ("none, learns from zero" if used is None else str(used["path"])))

@@ -33,6 +33,7 @@ pub struct BlockPool {
     cached: FxHashMap<u64, u32>,
     /// The block published next with the same hash.
     twin: Vec<u32>,
+    gains: u64,
 }
 
 impl BlockPool {
@@ -50,12 +51,18 @@ impl BlockPool {
             free: blocks,
             cached: FxHashMap::default(),
             twin: vec![NIL; n],
+            gains: 0,
         }
     }
 
     /// Blocks that nobody holds.
     pub fn free(&self) -> u32 {
         self.free
+    }
+
+    /// How often a block became free or findable: while this stands still, what did not fit does not fit now.
+    pub fn gains(&self) -> u64 {
+        self.gains
     }
 
     /// Hands out the block that was freed longest ago; what was cached in it is gone. `None` when none is free.
@@ -79,6 +86,7 @@ impl BlockPool {
             return;
         }
         self.hash[held.block as usize] = hash;
+        self.gains += 1;
         match self.cached.entry(hash) {
             Entry::Vacant(entry) => {
                 entry.insert(held.block);
@@ -153,6 +161,7 @@ impl BlockPool {
             }
             self.tail = held.block;
             self.free += 1;
+            self.gains += 1;
         }
     }
 

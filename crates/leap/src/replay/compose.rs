@@ -80,8 +80,7 @@ impl Engine<'_> {
         let promoted = chosen.iter().filter(|&&i| cap.is_some_and(|cap| waited[i as usize] >= cap)).count() as u64;
         if promoted > 0 {
             let by_key = select_slots(&keys, &waited, slots as usize, None);
-            self.outcome.wait_cap_promotions +=
-                chosen.iter().filter(|i| by_key.binary_search(i).is_err()).count() as u64;
+            self.tally.wait_cap_promotions += chosen.iter().filter(|i| by_key.binary_search(i).is_err()).count() as u64;
         }
         self.ready = ids.iter().zip(&is_chosen).filter(|(_, chosen)| !**chosen).map(|(&id, _)| id).collect();
         for (&id, &is_chosen) in ids.iter().zip(&is_chosen) {
@@ -211,6 +210,16 @@ impl Engine<'_> {
         while *budget > 0 {
             let Some(head) = self.waiting.head(self.now, &self.input.arrival_s) else { return };
             let id = head.id;
+            let no_seat = self.residents.len() as u32 >= self.config.max_num_seqs;
+            if !self.spec.levers.evict {
+                // Nobody would make room, so there is no need to look what the cache holds of it.
+                let known = self.config.reserve_full_prompt && self.config.enable_chunked_prefill;
+                let still_blocked = known && self.blocked == Some((id, self.pool.gains()));
+                step.blocked_by_memory |= still_blocked && !no_seat;
+                if no_seat || still_blocked {
+                    return;
+                }
+            }
             let hit = self.cached_blocks(id);
             let request = &self.requests[id as usize];
             let target = request.prompt + request.generated;
@@ -224,7 +233,6 @@ impl Engine<'_> {
             let mut need = self.blocks_for(reach) - hit.len() as u32;
             need += hit.iter().filter(|&&held| self.pool.is_free(held)).count() as u32;
             let spare = if self.residents.is_empty() { 0 } else { self.watermark_blocks() };
-            let no_seat = self.residents.len() as u32 >= self.config.max_num_seqs;
             if no_seat || need + spare > self.pool.free() {
                 // In the unit of the residents' keys, whatever orders the queue.
                 let key = if head.overdue { f64::NEG_INFINITY } else { self.ranker.evict_key(id, self.generated(id)) };
@@ -233,20 +241,26 @@ impl Engine<'_> {
                     step.preempted = true;
                     continue;
                 }
-                step.blocked_by_memory |= !no_seat;
+                if !no_seat {
+                    step.blocked_by_memory = true;
+                    self.blocked = Some((id, self.pool.gains()));
+                }
                 return;
             }
             self.waiting.remove(id, self.requests[id as usize].prompt, self.now);
-            self.outcome.wait_cap_promotions += u64::from(head.promoted);
+            self.tally.wait_cap_promotions += u64::from(head.promoted);
             for &held in &hit {
                 self.pool.acquire(held);
             }
-            self.outcome.cached_tokens += u64::from(computed);
+            self.tally.cached_tokens += u64::from(computed);
             let request = &mut self.requests[id as usize];
             request.blocks = hit;
             request.computed = computed;
             request.is_resident = true;
             request.admitted = self.admissions;
+            if request.admitted_s.is_nan() {
+                request.admitted_s = self.now;
+            }
             self.admissions += 1;
             self.residents.push(id);
             self.prefilling.push(id);

@@ -1,8 +1,10 @@
-//! Limits of the simulated engine: seats, token budget, KV blocks, and how steps are scheduled.
+//! Limits of the simulated engine: seats, token budget, KV blocks, how steps are scheduled, and how many such engines
+//! run in lock-step.
 
 use serde::{Deserialize, Serialize};
 
 use super::cost::CostModel;
+use super::trace::Trace;
 use crate::{Error, Result};
 
 /// An engine's limits, as vLLM names them.
@@ -31,6 +33,13 @@ pub struct EngineConfig {
     pub reserve_full_prompt: bool,
     /// Share of the blocks that an admission must leave free.
     pub watermark: f64,
+    /// Engines of these limits each, that run in lock-step behind one load balancer.
+    #[serde(default = "one")]
+    pub data_parallel_size: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 impl EngineConfig {
@@ -56,6 +65,7 @@ impl EngineConfig {
             ("max_num_seqs", self.max_num_seqs),
             ("max_num_batched_tokens", self.max_num_batched_tokens),
             ("decode_slots", self.decode_slots.unwrap_or(1)),
+            ("data_parallel_size", self.data_parallel_size),
         ] {
             if value == 0 {
                 return refuse(format!("{option} must be at least 1"));
@@ -73,6 +83,21 @@ impl EngineConfig {
         }
         if !(0.0..1.0).contains(&self.watermark) {
             return refuse(format!("watermark must be at least 0 and below 1, got {}", self.watermark));
+        }
+        Ok(())
+    }
+
+    /// As [`check`](Self::check), and refuses a block size that the prefix blocks of `trace` do not allow.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the option.
+    pub fn check_for(&self, trace: &Trace) -> Result<()> {
+        self.check()?;
+        if trace.prefix_blocks.is_some() && !trace.prefix_block_size.is_multiple_of(self.block_size) {
+            return Err(Error::Config(format!(
+                "block_size {} does not divide the {} tokens of the trace's prefix blocks",
+                self.block_size, trace.prefix_block_size
+            )));
         }
         Ok(())
     }

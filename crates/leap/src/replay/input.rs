@@ -78,6 +78,11 @@ impl RunInput {
         Ok(Self { round, rows: dealt, arrival_s })
     }
 
+    /// Every request of the trace at its recorded time.
+    pub fn recorded(trace: &Trace) -> Self {
+        Self { round: trace.len().max(1), rows: (0..trace.len() as u32).collect(), arrival_s: trace.arrival_s.clone() }
+    }
+
     /// Everything at once, the whole list `copies` times over: the load that saturates an engine.
     pub fn saturating(rows: &[u32], copies: usize) -> Self {
         let round = rows.len().max(1);

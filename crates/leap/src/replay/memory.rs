@@ -127,7 +127,7 @@ impl Engine<'_> {
         self.release_blocks(id);
         self.leave_seat(id);
         self.requests[id as usize].preemptions += 1;
-        self.outcome.preemptions += 1;
+        self.tally.preemptions += 1;
         self.slots_changed = true;
         self.enqueue(id, self.now);
     }

@@ -1,9 +1,10 @@
 //! Replay of a recorded trace through a step-level model of a continuous-batching engine, as vLLM V1 runs it.
 //!
 //! [`Trace`] holds what is known of the requests, [`EngineConfig`] and [`CostModel`] what a step does and costs,
-//! [`PolicySpec`] who goes first. [`simulate`] runs one policy once; [`run`] runs policies, seeds and sweep points in
-//! parallel and gives one report.
+//! [`PolicySpec`] who goes first. [`simulate`] runs one policy once, [`simulate_recorded`] first come first served at the
+//! trace's own times; [`run`] runs policies, seeds and sweep points in parallel and gives one report.
 
+mod balancer;
 mod blocks;
 mod compose;
 mod config;
@@ -15,29 +16,34 @@ mod gaps;
 mod input;
 mod memory;
 mod metrics;
+mod once;
 mod options;
 mod outcome;
 mod plan;
 mod policy;
 mod ranker;
+mod ranks;
 mod report;
 mod run;
 mod setting;
 mod state;
+mod timeline;
 mod trace;
 mod waiting;
 
 pub use blocks::BlockPool;
 pub use config::EngineConfig;
 pub use cost::CostModel;
-pub use engine::simulate;
 pub use engines::{EnginePreset, engine_presets};
 pub use input::{Arrivals, RunInput, left_out};
 pub use metrics::{Goodput, RunMetrics, Summary};
+pub use once::simulate_recorded;
 pub use options::{Options, Point};
 pub use outcome::{Control, Outcome, Record};
 pub use policy::{Levers, PolicySpec, Rule};
 pub use ranker::Readouts;
+pub use ranks::simulate;
 pub use report::{Estimate, Report};
 pub use run::{RequestRow, run};
+pub use timeline::Timeline;
 pub use trace::{Features, Finish, Trace};

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use super::gaps::Gaps;
+use super::timeline::Timeline;
 
 /// How a caller watches and stops running simulations.
 #[derive(Debug, Default)]
@@ -13,6 +14,8 @@ pub struct Control {
     pub finished: AtomicU64,
     /// Requests that all simulations together will finish; 0 until known.
     pub total: AtomicU64,
+    /// Whether outcomes hold what the engine held over time.
+    pub timeline: bool,
 }
 
 /// One finished request.
@@ -24,6 +27,8 @@ pub struct Record {
     pub preemptions: u32,
     /// Planned arrival in seconds.
     pub arrival_s: f64,
+    /// When the scheduler first gave it a seat, in seconds.
+    pub admitted_s: f64,
     /// End of the step with the first token, in seconds.
     pub first_token_s: f64,
     /// End of the step with the last token, in seconds.
@@ -61,4 +66,6 @@ pub struct Outcome {
     pub cached_tokens: u64,
     /// Seconds in the waiting queue, over all requests.
     pub waited_s: f64,
+    /// What the engine held over time, where that was asked for.
+    pub timeline: Option<Timeline>,
 }

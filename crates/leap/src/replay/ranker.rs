@@ -2,6 +2,9 @@
 //! its cost has been paid: the prompt readout on arrival, the state readout at the end of prefill, somebody else's
 //! score after its delay. Every finished request teaches the readouts of this run and no other.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use super::input::RunInput;
 use super::policy::{PolicySpec, Rule};
 use super::trace::{Finish, Trace, are_lengths};
@@ -22,6 +25,45 @@ pub struct Readouts {
     pub prompt: Option<OnlineReadout>,
     /// After it.
     pub state: Option<OnlineReadout>,
+}
+
+impl Readouts {
+    /// The prompt readout and the state readout, where a policy can use them on a trace.
+    fn used_by(&self, spec: &PolicySpec, trace: &Trace) -> [Option<&OnlineReadout>; 2] {
+        let prompt = self.prompt.as_ref().filter(|_| spec.rule == Rule::Leap);
+        let state = self.state.as_ref().filter(|_| spec.has_readout() && trace.features.is_some());
+        [prompt, state]
+    }
+}
+
+/// Predicted tokens of each request, before prefill (by the prompt readout or another predictor's score) and after it (by
+/// the state readout); NaN where nothing was known. The ranks of a deployment share them: a request that comes again may
+/// come to another rank.
+pub struct Predicted([Vec<Cell<f32>>; 2]);
+
+impl Predicted {
+    pub fn new(spec: &PolicySpec, trace: &Trace, input: &RunInput, readouts: &Readouts) -> Result<Self> {
+        let [prompt, state] = readouts.used_by(spec, trace);
+        let before = prompt.is_some() || !spec.scores(trace)?.is_empty();
+        let unknown = |there: bool| if there { vec![Cell::new(f32::NAN); input.len()] } else { Vec::new() };
+        Ok(Self([unknown(before), unknown(state.is_some())]))
+    }
+
+    /// By `readout` (0 before, 1 after prefill); NaN also where that one predicts nothing at all.
+    pub fn get(&self, readout: usize, id: usize) -> f32 {
+        self.0[readout].get(id).map_or(f32::NAN, Cell::get)
+    }
+
+    fn set(&self, readout: usize, id: u32, tokens: f32) {
+        if let Some(predicted) = self.0[readout].get(id as usize) {
+            predicted.set(tokens);
+        }
+    }
+
+    /// Whether `readout` predicts at all and has not predicted of `id` yet.
+    fn lacks(&self, readout: usize, id: u32) -> bool {
+        self.0[readout].get(id as usize).is_some_and(|tokens| tokens.get().is_nan())
+    }
 }
 
 /// What is known of one request.
@@ -49,9 +91,7 @@ pub struct Ranker<'a> {
     first: Vec<u32>,
     finished: u64,
     finished_tokens: u64,
-    /// Predicted tokens by the prompt readout (or another predictor's score) and by the state readout; NaN where
-    /// nothing was known.
-    pub(super) predicted: [Vec<f32>; 2],
+    pub(super) predicted: Rc<Predicted>,
 }
 
 impl<'a> Ranker<'a> {
@@ -60,13 +100,13 @@ impl<'a> Ranker<'a> {
         trace: &'a Trace,
         input: &'a RunInput,
         readouts: &Readouts,
+        predicted: Rc<Predicted>,
         max_tokens: u32,
     ) -> Result<Self> {
         let scores = spec.scores(trace)?;
         let reads = spec.has_readout();
         let batched = |readout: &OnlineReadout| readout.clone().with_batch(spec.batch);
-        let state = readouts.state.as_ref().filter(|_| reads && trace.features.is_some()).map(batched);
-        let prompt = readouts.prompt.as_ref().filter(|_| spec.rule == Rule::Leap).map(batched);
+        let [prompt, state] = readouts.used_by(spec, trace).map(|readout| readout.map(batched));
         let mut first = Vec::new();
         if reads && input.len() > input.round {
             first = vec![0; trace.len()];
@@ -74,9 +114,8 @@ impl<'a> Ranker<'a> {
                 first[row as usize] = id as u32;
             }
         }
-        let unknown = |there: bool| if there { vec![f32::NAN; input.len()] } else { Vec::new() };
         Ok(Self {
-            predicted: [unknown(prompt.is_some() || !scores.is_empty()), unknown(state.is_some())],
+            predicted,
             prompt,
             state,
             scores_are_lengths: are_lengths(scores),
@@ -108,11 +147,9 @@ impl<'a> Ranker<'a> {
 
     /// Takes over what a readout (0 before, 1 after prefill) predicted of an earlier request with the same row.
     fn recall(&mut self, readout: usize, id: u32, earlier: usize) -> bool {
-        let tokens = self.predicted[readout].get(earlier).copied().unwrap_or(f32::NAN);
+        let tokens = self.predicted.get(readout, earlier);
         let score = if tokens.is_nan() { self.running_mean() } else { tokens.sqrt() };
-        if let Some(predicted) = self.predicted[readout].get_mut(id as usize) {
-            *predicted = tokens;
-        }
+        self.predicted.set(readout, id, tokens);
         if readout == 0 || !tokens.is_nan() {
             self.learn_of(readout, id, score);
         }
@@ -144,7 +181,7 @@ impl<'a> Ranker<'a> {
         let estimate = with_prompt_row(self.trace, row, |features| prompt.estimate(features));
         let estimate = estimate.map_err(|error| in_row("prompt_features", row, error))?;
         if estimate.known {
-            self.predicted[0][id as usize] = estimate.score * estimate.score;
+            self.predicted.set(0, id, estimate.score * estimate.score);
         }
         self.learn_of(0, id, estimate.score);
         Ok(())
@@ -152,14 +189,14 @@ impl<'a> Ranker<'a> {
 
     /// Another predictor's score has come in.
     pub fn scored(&mut self, id: u32) {
-        self.predicted[0][id as usize] = self.scores[self.row(id)];
+        self.predicted.set(0, id, self.scores[self.row(id)]);
     }
 
     /// A request's prefill has ended: its hidden state is there. Says whether it changed what is known.
     pub fn prefilled(&mut self, id: u32) -> Result<bool> {
         let row = self.row(id);
         // A resumed request has its hidden state from the first time.
-        if !self.predicted[1].get(id as usize).is_some_and(|tokens| tokens.is_nan()) {
+        if !self.predicted.lacks(1, id) {
             return Ok(false);
         }
         if let Some(earlier) = self.earlier(id) {
@@ -172,7 +209,7 @@ impl<'a> Ranker<'a> {
         if !estimate.known {
             return Ok(false);
         }
-        self.predicted[1][id as usize] = estimate.score * estimate.score;
+        self.predicted.set(1, id, estimate.score * estimate.score);
         self.learn_of(1, id, estimate.score);
         Ok(true)
     }
@@ -247,7 +284,7 @@ impl<'a> Ranker<'a> {
             Rule::SjfOracle => same(f64::from(self.trace.output_tokens[row])),
             Rule::SrptOracle => same(f64::from(self.trace.output_tokens[row] - generated).max(1.0)),
             Rule::Score(_) => {
-                let score = f64::from(self.predicted[0][id as usize]);
+                let score = f64::from(self.predicted.get(0, id as usize));
                 if score.is_nan() {
                     return same(f64::from(self.running_mean()).powi(2));
                 }

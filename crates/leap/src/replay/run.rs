@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 
 use rayon::prelude::*;
 
-use super::engine::simulate;
 use super::input::{RunInput, left_out, span};
 use super::metrics::{Measure, RunMetrics, quartiles};
 use super::options::Options;
@@ -13,6 +12,7 @@ use super::outcome::{Control, Record};
 use super::plan::{complete, usable};
 use super::policy::{PolicySpec, Rule};
 use super::ranker::Readouts;
+use super::ranks::simulate;
 use super::report::{LeftOut, PolicyReport, Report, TraceReport};
 use super::setting::{Setting, setting};
 use super::trace::Trace;

@@ -3,12 +3,12 @@
 use std::sync::atomic::Ordering;
 
 use super::config::EngineConfig;
-use super::engine::simulate;
 use super::input::{Arrivals, RunInput, span};
 use super::options::{Options, Point};
 use super::outcome::Control;
 use super::policy::PolicySpec;
 use super::ranker::Readouts;
+use super::ranks::simulate;
 use super::trace::Trace;
 use crate::{Error, Result};
 
@@ -36,13 +36,7 @@ pub(super) fn setting(
     let mut config = options.engine.clone();
     config.decode_slots = point.decode_slots.or(config.decode_slots);
     config.max_num_seqs = point.max_num_seqs.unwrap_or(config.max_num_seqs);
-    config.check()?;
-    if trace.prefix_blocks.is_some() && !trace.prefix_block_size.is_multiple_of(config.block_size) {
-        return Err(Error::Config(format!(
-            "block_size {} does not divide the {} tokens of the trace's prefix blocks",
-            config.block_size, trace.prefix_block_size
-        )));
-    }
+    config.check_for(trace)?;
     let capacity = capacity(trace, rows, &config, options, control)?;
     let (_, duration) = span(trace, rows);
     let own_rate = (duration > 0.0).then(|| rows.len() as f64 / duration);
@@ -71,7 +65,8 @@ pub(super) fn setting(
 fn capacity(trace: &Trace, rows: &[u32], config: &EngineConfig, options: &Options, control: &Control) -> Result<f64> {
     let stride = rows.len().div_ceil(CAPACITY_ROWS);
     let rows: Vec<u32> = rows.iter().step_by(stride).copied().collect();
-    let copies = (8 * config.max_num_seqs as usize).div_ceil(rows.len()).max(2);
+    let seats = config.max_num_seqs as usize * config.data_parallel_size as usize;
+    let copies = (8 * seats).div_ceil(rows.len()).max(2);
     let input = RunInput::saturating(&rows, copies);
     let fcfs: PolicySpec = "fcfs".parse()?;
     let unlimited = Options { max_concurrency: None, wait_cap_s: None, ..options.clone() };

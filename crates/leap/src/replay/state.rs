@@ -15,12 +15,23 @@ pub(super) struct Request {
     /// Blocks held, or, of a request that was preempted, those it held.
     pub(super) blocks: Vec<Held>,
     pub(super) is_resident: bool,
+    /// Place in the order of admissions, the last time.
     pub(super) admitted: u64,
+    /// When it was admitted the first time.
+    pub(super) admitted_s: f64,
     pub(super) preemptions: u32,
     pub(super) last_decode_step: u64,
     pub(super) last_token_s: f64,
     pub(super) first_token_s: f64,
     pub(super) finish_s: f64,
+}
+
+/// What an engine counts while it runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tally {
+    pub(super) preemptions: u64,
+    pub(super) wait_cap_promotions: u64,
+    pub(super) cached_tokens: u64,
 }
 
 /// A composed step.

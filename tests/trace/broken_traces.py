@@ -134,7 +134,7 @@ VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 BROKEN_CSV: dict[str, tuple[str, str]] = {
     "only a header": (AZURE, "no requests"),
     "only failed rows": (AZURE + "2023-11-16 18:15:46.6805900,374,0\n", "no requests"),
-    "a column is missing": ("num_prefill_tokens,num_decode_tokens\n3,4\n", "line 1: column 'arrived_at' is missing"),
+    "a column is missing": ("Request tokens,Response tokens\n3,4\n", "line 1: column 'Timestamp' is missing"),
     "a column twice": (VIDUR.replace("\n", ",arrived_at\n") + "0.0,1,1,0.5\n", "line 1: column 'arrived_at' stands"),
     "a field too many": (AZURE + FIRST + "2023-11-16 18:15:47.0000000,374,44,1\n", "line 3: 4 fields"),
     "a field is missing": (AZURE + FIRST + "\n2023-11-16 18:15:47.0000000,374\n", "line 4: 2 fields"),
@@ -156,7 +156,7 @@ FOREIGN: list[tuple[str, bytes]] = [
     ("trace.parquet", b"arrival_s\n"),
     ("sharegpt.json", b'[{"id": "1", "conversations": []}]'),
     ("trace.jsonl", b'{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [0]}\n'),
-    ("trace.csv", b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,GPT-4,1,1,2,API log\n"),
+    ("trace.csv", b"Timestamp,Model,Request length,Response length\n5,GPT-4,1,1\n"),
     ("blob.bin", bytes(range(256)) * 8),
 ]
 """Files of formats that are not read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import polars as pl
@@ -11,10 +11,14 @@ import polars as pl
 from leap_rs._leap import TraceError
 from leap_rs.trace import schema
 from leap_rs.trace.files import head, reason, replacing
-from leap_rs.trace.model import ReadOptions, Trace
+from leap_rs.trace.model import ReadOptions, Stream, Trace
 
 MAGIC = b"PAR1"
+PART_ROWS = 500_000
+PART_BYTES = 64 * 2**20
+
 _ARROW_KEYS = ("ARROW:schema", "pandas")
+_DAMAGE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError)
 
 
 class LeapReader:
@@ -30,6 +34,20 @@ class LeapReader:
     def read(self, path: Path, options: ReadOptions) -> Trace:
         """See `Reader`."""
         options.refuse_unit(path, "the leap format is in seconds")
+        metadata = self._metadata(path)
+        try:
+            frame = pl.read_parquet(path, hive_partitioning=False, glob=False)
+        except _DAMAGE as error:
+            raise _damaged(path, error) from error
+        return Trace(schema.checked(frame, path, metadata), path, self.name, metadata)
+
+    def stream(self, path: Path, options: ReadOptions) -> Stream:
+        """See `Reader`."""
+        options.refuse_unit(path, "the leap format is in seconds")
+        metadata = self._metadata(path)
+        return Stream(_parts(path, metadata), path, self.name, metadata)
+
+    def _metadata(self, path: Path) -> dict[str, str]:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - len(MAGIC), 0))
@@ -38,12 +56,43 @@ class LeapReader:
             raise TraceError(f"{path}: the Parquet file is truncated (its footer is missing)")
         try:
             metadata = dict(pl.read_parquet_metadata(path))
-            frame = pl.read_parquet(path, hive_partitioning=False, glob=False)
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError) as error:
-            raise TraceError(f"{path}: the Parquet file is damaged: {reason(error)[:200]}") from error
+        except _DAMAGE as error:
+            raise _damaged(path, error) from error
         for key in _ARROW_KEYS:
             metadata.pop(key, None)
-        return Trace(schema.checked(frame, path, metadata), path, self.name, metadata)
+        return metadata
+
+
+def _parts(path: Path, metadata: dict[str, str]) -> Iterator[pl.DataFrame]:
+    try:
+        lazy = pl.scan_parquet(path, hive_partitioning=False, glob=False)
+        rows = _rows_a_part(lazy.collect_schema())
+    except _DAMAGE as error:
+        raise _damaged(path, error) from error
+    start, end = 0, 0.0
+    while True:
+        try:
+            frame = lazy.slice(start, rows).collect()
+        except _DAMAGE as error:
+            raise _damaged(path, error) from error
+        if frame.height == 0 and start > 0:
+            return
+        at = schema.Rows(path, start)
+        frame = schema.checked(frame, at, metadata)
+        first = float(frame["arrival_s"][0])
+        if first < end:
+            raise at.fault(f"times run backwards, from {end} s to {first} s", column="arrival_s", row=0)
+        yield frame
+        start, end = start + frame.height, float(frame["arrival_s"][-1])
+
+
+def _rows_a_part(columns: Mapping[str, pl.DataType]) -> int:
+    widths = [dtype.size for dtype in columns.values() if isinstance(dtype, pl.Array)]
+    return max(1, min(PART_ROWS, PART_BYTES // (4 * sum(widths) + 1)))
+
+
+def _damaged(path: Path, error: BaseException) -> TraceError:
+    return TraceError(f"{path}: the Parquet file is damaged: {reason(error)[:200]}")
 
 
 def write_trace(frame: pl.DataFrame, path: str | os.PathLike[str], **metadata: object) -> None:

@@ -104,9 +104,10 @@ class _Stage:
             if not self.raw.has_times:
                 arrival = pl.repeat(0.0, part.height, eager=True).alias("arrival_s")
             else:
-                ns = part["arrival_ns"]
+                ns = part["arrival_ns"].to_numpy()
                 origin = int(ns[0]) if origin is None else origin
-                arrival = ((ns - origin).cast(pl.Float64) / NS_PER_S).alias("arrival_s")
+                # Divided by numpy: polars multiplies by the reciprocal, which is one rounding more.
+                arrival = pl.Series("arrival_s", (ns - origin) / NS_PER_S)
                 if plausible is not None:
                     plausible.see(arrival)
             rest = [name for name in part.columns if name not in ("place", "arrival_ns")]

@@ -100,33 +100,31 @@ class _Stage:
 
         origin: int | None = None
         count = 0
-        for part in parts:
-            if not self.raw.has_times:
-                arrival = pl.repeat(0.0, part.height, eager=True).alias("arrival_s")
-            else:
-                ns = part["arrival_ns"].to_numpy()
-                origin = int(ns[0]) if origin is None else origin
-                # Divided by numpy: polars multiplies by the reciprocal, which is one rounding more.
-                arrival = pl.Series("arrival_s", (ns - origin) / NS_PER_S)
+        try:
+            for part in parts:
+                if not self.raw.has_times:
+                    arrival = pl.repeat(0.0, part.height, eager=True).alias("arrival_s")
+                else:
+                    ns = part["arrival_ns"].to_numpy()
+                    origin = int(ns[0]) if origin is None else origin
+                    # Divided by numpy: polars multiplies by the reciprocal, which is one rounding more.
+                    arrival = pl.Series("arrival_s", (ns - origin) / NS_PER_S)
                 if plausible is not None:
                     plausible.see(arrival)
-            rest = [name for name in part.columns if name not in ("place", "arrival_ns")]
-            at = _Places(path=self.path, first=count, places=part["place"], raw=self.raw)
-            yield schema.checked(pl.DataFrame([arrival, *part.select(rest)]), at, self.raw.metadata)
-            count += part.height
-        self._conclude(count, joined, plausible)
-
-    def _conclude(self, count: int, joined: Joined | None, plausible: Plausibility | None) -> None:
-        left_out = [*self.raw.left_out, *self.zeros.values()]
+                rest = [name for name in part.columns if name not in ("place", "arrival_ns")]
+                at = _Places(path=self.path, first=count, places=part["place"], raw=self.raw)
+                frame = schema.checked(pl.DataFrame([arrival, *part.select(rest)]), at, self.raw.metadata)
+                count += part.height
+                yield frame
+        finally:
+            # Also where somebody wanted only the first parts.
+            self.stream.left_out.extend([*self.raw.left_out, *self.zeros.values()])
+            self.stream.notes.extend(self.raw.notes)
+            self.stream.notes.extend(joined.notes() if joined is not None else [])
+            self.stream.notes.extend(plausible.notes() if plausible is not None else [])
         if count == 0:
-            why = f" ({'; '.join(map(str, left_out))})" if left_out else ""
+            why = f" ({'; '.join(map(str, self.stream.left_out))})" if self.stream.left_out else ""
             raise TraceError(f"{self.path}: the trace holds no requests{why}")
-        self.stream.left_out.extend(left_out)
-        self.stream.notes.extend(self.raw.notes)
-        if joined is not None:
-            self.stream.notes.extend(joined.notes())
-        if plausible is not None:
-            self.stream.notes.extend(plausible.notes())
 
     def _requests(self) -> Iterator[pl.DataFrame]:
         """The rows that are requests."""

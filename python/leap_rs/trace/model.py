@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -125,6 +125,11 @@ class Stream:
     def told(self) -> list[str]:
         """As in `Trace`."""
         return [f"{self.path}: {what}" for what in (*self.left_out, *self.notes)]
+
+    def close(self) -> None:
+        """Ends it early; what was left out and noticed up to there is complete."""
+        if isinstance(self.frames, Generator):
+            self.frames.close()
 
 
 class Reader(Protocol):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import polars as pl
+from polars.io.plugins import register_io_source
 
 from leap_rs._leap import TraceError
 from leap_rs.trace import schema
@@ -14,8 +16,9 @@ from leap_rs.trace.files import head, reason, replacing
 from leap_rs.trace.model import ReadOptions, Stream, Trace
 
 MAGIC = b"PAR1"
-PART_ROWS = 500_000
+PART_ROWS = 262_144
 PART_BYTES = 64 * 2**20
+IDS_A_PASS = 8_000_000
 
 _ARROW_KEYS = ("ARROW:schema", "pandas")
 _DAMAGE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError)
@@ -108,15 +111,90 @@ def write_trace(frame: pl.DataFrame, path: str | os.PathLike[str], **metadata: o
         raise TraceError(f"{path}: a trace is written from a polars DataFrame, not from {type(frame).__name__}")
     texts = _metadata_texts(path, metadata)
     checked = schema.checked(frame, path, texts)
-    if path.is_dir():
-        raise TraceError(f"{path}: is a directory")
-    if not path.parent.is_dir():
-        raise TraceError(f"{path}: cannot be written: there is no directory {path.parent}")
+    check_target(path)
     with replacing(path) as temporary:
         try:
             checked.write_parquet(temporary, compression="zstd", metadata=texts)
         except pl.exceptions.PolarsError as error:
             raise TraceError(f"{path}: cannot be written: {reason(error)}") from error
+
+
+def write_parts(frames: Iterator[pl.DataFrame], path: Path, metadata: Mapping[str, object]) -> int:
+    """Write a trace part by part, in bounded memory; returns its requests. The parts have been checked.
+
+    What is checked here is what no part can know: that all have the same columns, and that no `request_id` comes twice.
+    An error of the frames' iterator leaves this function as it is, and no file.
+    """
+    check_target(path)
+    texts = _metadata_texts(path, metadata)
+    first = next(frames, None)
+    if first is None:
+        raise TraceError(f"{path}: the trace holds no requests")
+    columns = first.schema
+    failed: list[BaseException] = []
+    rows = 0
+
+    def parts(*_: object) -> Iterator[pl.DataFrame]:
+        nonlocal rows
+        try:
+            for frame in chain((first,), frames):
+                if frame.schema != columns:
+                    raise TraceError(f"{path}: columns change on the way, from {columns} to {frame.schema}")
+                rows += frame.height
+                yield frame
+        except BaseException as error:
+            # polars may wrap it, or put its own text around it.
+            failed.append(error)
+            raise
+
+    with replacing(path) as temporary:
+        try:
+            register_io_source(parts, schema=columns).sink_parquet(
+                temporary,
+                compression="zstd",
+                metadata=texts,
+                row_group_size=_rows_a_part(columns),
+                maintain_order=True,
+                engine="streaming",
+            )
+            if "request_id" in columns:
+                _refuse_repeated_ids(temporary, path, rows)
+        except TraceError:
+            raise
+        except BaseException as error:
+            if failed:
+                raise failed[0] from None
+            if isinstance(error, pl.exceptions.PolarsError):
+                raise TraceError(f"{path}: cannot be written: {reason(error)}") from error
+            raise
+    return rows
+
+
+def check_target(path: Path) -> None:
+    """`TraceError` where a trace could not be written under this name; before anything is read."""
+    if path.is_dir():
+        raise TraceError(f"{path}: is a directory")
+    if not path.parent.is_dir():
+        raise TraceError(f"{path}: cannot be written: there is no directory {path.parent}")
+
+
+def _refuse_repeated_ids(file: Path, path: Path, rows: int) -> None:
+    """In passes over shares of the ids, so that no pass holds more than some millions of them."""
+    ids = pl.col("request_id")
+    passes = rows // IDS_A_PASS + 1
+    for share in range(passes):
+        lazy = pl.scan_parquet(file, hive_partitioning=False, glob=False).select(ids)
+        hashes = lazy.select(ids.hash()).filter(pl.col("request_id") % passes == share).collect(engine="streaming")
+        twice = hashes.filter(pl.col("request_id").is_duplicated())
+        if twice.height == 0:
+            continue
+        # Equal hashes are not yet equal ids.
+        suspects = lazy.with_row_index("row").filter(ids.hash().is_in(twice["request_id"].unique().implode())).collect()
+        repeated = suspects.filter(~ids.is_first_distinct())
+        if repeated.height:
+            row, text = repeated.row(0)
+            first = suspects.filter(ids == text)["row"][0]
+            raise schema.Rows(path).fault(f"{text!r} is already the id of row {first}", column="request_id", row=row)
 
 
 def _metadata_texts(path: Path, metadata: Mapping[str, object]) -> dict[str, str]:

@@ -108,7 +108,7 @@ class Arrivals:
 
     def dispersion(self, window_s: float) -> float | None:
         """Variance over mean of the requests per window: 1 for Poisson arrivals at any window."""
-        if window_s < self.width_s:
+        if window_s % self.width_s:
             return None
         per_window = round(window_s / self.width_s)
         whole = int(self.duration_s // window_s)

@@ -192,6 +192,11 @@ def test_what_is_undefined_is_null(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_committed_runs_have_what_a_calibration_needs(traces: Path) -> None:
     found = describe(traces / "rtx4090-llama-8b.parquet")
     assert found["missing"]["leap-calibrate"] == []
+    # Their lengths were forced.
+    assert [line.split(":")[0] for line in found["missing"]["leap-fit"]] == [
+        "features or prompt_features",
+        "answers that ended by themselves",
+    ]
     assert 0 < found["shared_prefix"]["token_share"] < 0.1
 
 

@@ -158,6 +158,8 @@ class Description:
             cut = "finish_reason or max_tokens: an answer that was cut counts as one that ended by itself"
             replay.append(cut)
             fit.append(cut)
+        elif self.censored == self.arrivals.count:
+            fit.append("answers that ended by themselves: all of these were cut by their budget, or forced to a length")
         lacking = [name for name in MEASURED if name not in have]
         if lacking:
             calibrate.append(f"{', '.join(lacking)}: what a real run measured")

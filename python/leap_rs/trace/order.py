@@ -12,8 +12,8 @@ import polars as pl
 from leap_rs._leap import TraceError
 from leap_rs.trace.files import reason
 
-ROWS_IN_MEMORY = 1_000_000
-SMALLEST_BLOCK = 4096
+ROWS_IN_MEMORY = 2_000_000
+SMALLEST_BLOCK = 8192
 
 
 def in_order(frames: Iterator[pl.DataFrame], key: str, path: Path) -> Iterator[pl.DataFrame]:
@@ -30,8 +30,9 @@ def in_order(frames: Iterator[pl.DataFrame], key: str, path: Path) -> Iterator[p
         for frame in chain((first, second), frames):
             run = Path(name) / f"{len(runs)}.parquet"
             try:
+                # Groups as small as the smallest block that is read of them, so that none is decoded twice.
                 frame.sort(key, maintain_order=True).write_parquet(
-                    run, compression="lz4", row_group_size=8 * SMALLEST_BLOCK
+                    run, compression="lz4", row_group_size=SMALLEST_BLOCK
                 )
             except (OSError, pl.exceptions.PolarsError) as error:
                 raise TraceError(f"{path}: cannot be sorted in {name}: {reason(error)}") from error
@@ -57,6 +58,8 @@ def merged(runs: Sequence[Iterator[pl.DataFrame]], key: str) -> Iterator[pl.Data
         pieces: list[pl.DataFrame] = []
         for number, head in list(heads.items()):
             count = int(head[key].search_sorted(bound, side="right" if number <= limit else "left"))
+            if count == 0:
+                continue
             pieces.append(head.head(count))
             rest = head.slice(count) if count < head.height else _filled(runs[number])
             if rest is None:

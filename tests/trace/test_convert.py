@@ -64,6 +64,8 @@ def test_arrivals_are_gamma_and_seeded(
     assert read_trace(out)["arrival_s"].to_numpy().tolist() == times.tolist()
     run([*words, "--seed", "4"], capsys)
     assert read_trace(out)["arrival_s"].to_numpy().tolist() != times.tolist()
+    run(["convert", path, "--out", out, "--request-rate", "inf"], capsys)
+    assert set(read_trace(out)["arrival_s"]) == {0.0}
 
 
 def test_without_a_rate_all_arrive_at_once_and_that_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,26 @@ def test_faults_in_later_parts_have_their_line(rows: list[str], tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("small_parts")
+def test_a_file_without_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([VIDUR, "0.0,1,1", "1.0,1," + "0" * 300 + "7", "2.0,1,1"]))
+    assert load(path).frame["output_tokens"].to_list() == [1, 7, 1]
+    monkeypatch.setattr(table, "LONGEST_LINE", 200)
+    with pytest.raises(TraceError, match="line 3: longer than 200 bytes"):
+        load(path)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_what_was_left_out_up_to_an_early_end(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([VIDUR, "0.0,1,0", *(f"{i}.0,1,1" for i in range(1, 90)), "90.0,1,0"]))
+    stream = open_stream(path)
+    next(stream.frames)
+    stream.close()
+    assert [(out.count, out.first) for out in stream.left_out] == [(1, "line 2")]
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_sort_of_what_does_not_fit(rows: list[str], tmp_path: Path) -> None:
     shuffled = [rows[i] for i in np.random.default_rng(1).permutation(300)]
     path = tmp_path / "t.csv"

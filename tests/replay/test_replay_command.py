@@ -291,3 +291,33 @@ def test_threads_do_not_change_a_number(run: Run, quiet: Path) -> None:
     one, two = (strict_json(run(*words, threads)[1]) for threads in (1, 2))
     assert one["results"] == two["results"]
     assert one["results"][0]["queue"]["share_of_steps_with_queue"] > 0
+
+
+def test_options_for_foreign_traces(run: Run, tmp_path: Path) -> None:
+    def replayed(*words: object) -> Any:
+        status, out, err = run(*words, "--policy", "fcfs", "--seeds", "1", "--json")
+        assert status == 0, err
+        return strict_json(out)
+
+    # Two recordings of 0, 2, 4 and 1, 2 in milliseconds: the second follows the first by its mean gap of 2.
+    two = write_csv(tmp_path / "two.csv", [(float(at), 10, 5) for at in (0, 2000, 4000, 1000, 2000)])
+    assert run(two)[0] == 1
+    joined = replayed(two, "--join", "--unit", "ms")
+    assert joined["trace"]["duration_s"] == pytest.approx(7.0)
+    assert any("2 recordings" in note for note in joined["notes"])
+    assert replayed(two, "--sort", "--unit", "ms")["trace"]["duration_s"] == pytest.approx(4.0)
+    assert replayed(two, "--sort", "--unit", "us")["trace"]["duration_s"] == pytest.approx(0.004)
+    assert run(two, "--unit", "hours")[0] == 2
+    status, _, error = run(two, "--sort", "--join")
+    assert (status, error.count("\n")) == (1, 1)
+    assert "sort and join" in error
+
+
+def test_turns_of_conversations_are_counted(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "burst.csv"
+    rows = ["0,a,1,m,10,5,15,x", "30,b,1,m,10,5,15,x", "60,a,1,m,10,5,15,x", "90,,1,m,10,5,15,x", "99,a,1,m,10,5,15,x"]
+    header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    path.write_text("\n".join([header, *rows]))
+    status, out, _ = run(path, "--policy", "fcfs", "--seeds", "1", "--json")
+    assert status == 0
+    assert any("2 of 5 requests continue a conversation" in note for note in strict_json(out)["notes"])

@@ -130,11 +130,13 @@ BROKEN: dict[str, tuple[pl.DataFrame, str | None, int | None, str]] = {
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 FIRST = "2023-11-16 18:15:46.6805900,374,44\n"
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+BURST = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+SPLITWISE = "request_id,arrival_timestamp,prompt_size,token_size\n"
 
 BROKEN_CSV: dict[str, tuple[str, str]] = {
     "only a header": (AZURE, "no requests"),
     "only failed rows": (AZURE + "2023-11-16 18:15:46.6805900,374,0\n", "no requests"),
-    "a column is missing": ("num_prefill_tokens,num_decode_tokens\n3,4\n", "line 1: column 'arrived_at' is missing"),
+    "a column is missing": ("Request tokens,Response tokens\n3,4\n", "line 1: column 'Timestamp' is missing"),
     "a column twice": (VIDUR.replace("\n", ",arrived_at\n") + "0.0,1,1,0.5\n", "line 1: column 'arrived_at' stands"),
     "a field too many": (AZURE + FIRST + "2023-11-16 18:15:47.0000000,374,44,1\n", "line 3: 4 fields"),
     "a field is missing": (AZURE + FIRST + "\n2023-11-16 18:15:47.0000000,374\n", "line 4: 2 fields"),
@@ -149,6 +151,35 @@ BROKEN_CSV: dict[str, tuple[str, str]] = {
     "a time that is no time": (AZURE + FIRST + "2023-11-16 18:75:47.0000000,1,1\n", "line 3: column 'TIMESTAMP'"),
     "a date alone": (AZURE + "2023-11-16,374,44\n", "line 2: column 'TIMESTAMP'"),
     "times run backwards": (AZURE + FIRST + "2023-11-16 18:15:46.6805899,1,1\n", "line 3: column 'TIMESTAMP'"),
+    "Azure 2024 without an offset": (
+        AZURE + "2024-05-10 00:00:00.009930+00:00,1,1\n2024-05-10 00:00:01.5,1,1\n",
+        "line 3: column 'TIMESTAMP': expected a time such as 2024-05-10 00:00:00.009930+00:00",
+    ),
+    "Azure 2024 runs backwards": (
+        AZURE + "2024-05-10 00:00:00+00:00,1,1\n2024-05-10 00:00:00+01:00,1,1\n",
+        "line 3: column 'TIMESTAMP': times run backwards",
+    ),
+    "BurstGPT without its answers' lengths": (
+        BURST + "5,a,1,GPT-4,10,,10,API log\n",
+        "line 2: column 'Response tokens'",
+    ),
+    "BurstGPT with text for a length": (
+        BURST + "5,a,1,GPT-4,10,1,11,API log\n6,a,1,GPT-4,ten,1,11,API log\n",
+        "line 3: column 'Request tokens': expected a whole number of tokens up to 4294967295, found 'ten'",
+    ),
+    "BurstGPT without a time": (BURST + "-,a,1,GPT-4,10,1,11,API log\n", "line 2: column 'Timestamp'"),
+    "BurstGPT runs backwards": (
+        BURST + "5,a,1,GPT-4,10,1,11,API log\n4,a,1,GPT-4,10,1,11,API log\n",
+        "line 3: column 'Timestamp': times run backwards",
+    ),
+    "BurstGPT with failed rows alone": (BURST + "5,a,1,GPT-4,10,0,10,API log\n", "no requests"),
+    "an id twice": (
+        SPLITWISE + "7,1,10,10\n8,2,10,10\n\n7,3,10,10\n",
+        "line 5: column 'request_id': '7' is already the id of line 2",
+    ),
+    "quotes that do not match": (VIDUR + '0.0,"10,5\n', "line 2: the quotes do not match"),
+    "a time beyond all units": (VIDUR + "1700000000000,1,1\n", "--unit says what the times are in"),
+    "lengths alone with a gap": ("num_prefill_tokens,num_decode_tokens\n1,2\n,3\n", "line 3: column 'num_prefill"),
     "times run backwards in seconds": (VIDUR + "1.0,1,1\n2.0,1,1\n1.5,1,1\n", "line 4: column 'arrived_at'"),
 }
 
@@ -156,7 +187,7 @@ FOREIGN: list[tuple[str, bytes]] = [
     ("trace.parquet", b"arrival_s\n"),
     ("sharegpt.json", b'[{"id": "1", "conversations": []}]'),
     ("trace.jsonl", b'{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [0]}\n'),
-    ("trace.csv", b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,GPT-4,1,1,2,API log\n"),
+    ("trace.csv", b"Timestamp,Model,Request length,Response length\n5,GPT-4,1,1\n"),
     ("blob.bin", bytes(range(256)) * 8),
 ]
 """Files of formats that are not read."""

@@ -13,6 +13,7 @@ from broken_traces import BROKEN, BROKEN_CSV, FOREIGN, ROWS, good
 from leap_rs.fit.command import main as fit
 from leap_rs.replay.command import main as replay
 from leap_rs.trace import write_trace
+from leap_rs.trace.command import main as trace
 
 Write = Callable[[Path], Path]
 Case = tuple[Write, Sequence[str]]
@@ -86,12 +87,12 @@ def refuse(main: Callable[[list[str]], None], words: Sequence[str | Path], outpu
     found = output.readouterr()
     assert caught.value.code == 1
     assert found.out == ""
-    assert re.fullmatch(r"leap-(replay|fit): [^\n]+\n", found.err)
+    assert re.fullmatch(r"leap-(replay|fit|trace): [^\n]+\n", found.err)
     return found.err
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_broken_trace_ends_both_commands_with_one_line(
+def test_a_broken_trace_ends_every_command_with_one_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write, parts = CASES[name]
@@ -110,6 +111,10 @@ def test_a_broken_trace_ends_both_commands_with_one_line(
         ("leap-fit", fit, [path, "--out", readout]),
         ("leap-fit", fit, [sound, path, "--out", readout]),
         ("leap-fit", fit, [sound, "--out", readout, "--eval", path]),
+        ("leap-trace", trace, ["convert", path, "--out", out / "t.parquet"]),
+        ("leap-trace", trace, ["describe", path]),
+        ("leap-trace", trace, ["describe", path, "--json"]),
+        ("leap-trace", trace, ["merge", sound, path, "--out", out / "t.parquet"]),
     ):
         line = refuse(main, words, capsys)
         assert line.startswith(f"{command}: {path}: ")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leap_rs._leap import TraceError
+from leap_rs._leap import ConfigError, TraceError
 from leap_rs.trace import ReadOptions, TraceWarning, load, read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -138,3 +138,83 @@ def test_azure_against_decimal_arithmetic(
     assert trace.frame["arrival_s"].to_list() == pytest.approx(expected, abs=1e-9)
     assert trace.frame["prompt_tokens"].to_list() == [row[1] for row in kept]
     assert trace.frame["output_tokens"].to_list() == [row[2] for row in kept]
+
+
+AZURE_2024 = [
+    "2024-05-10 00:00:00.009930+00:00,2162,5",
+    "2024-05-10 00:00:00.017335+00:00,2399,6",
+    "2024-05-10 00:00:01+00:00,76,15",
+    "2024-05-10 01:00:01.5+01:00,5,1",
+]
+
+
+def test_azure_2024_has_offsets_and_whole_seconds(tmp_path: Path) -> None:
+    trace = load(write(tmp_path / "t.csv", [AZURE, *AZURE_2024]))
+    assert trace.format == "azure-2024"
+    assert trace.frame["arrival_s"].to_list() == pytest.approx([0, 0.007405, 0.99007, 1.49007], abs=1e-9)
+    assert trace.frame["prompt_tokens"].to_list() == [2162, 2399, 76, 5]
+    quoted = [f'"{stamp}",{rest}' for stamp, rest in (row.split(",", 1) for row in AZURE_2024)]
+    assert load(write(tmp_path / "q.csv", [AZURE, *quoted])).frame.equals(trace.frame)
+
+
+def test_burstgpt_with_sessions(tmp_path: Path) -> None:
+    header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    rows = ["5,17,1.5,ChatGPT,10,5,15,Conversation log", "5.25,,,GPT-4,11,6,17,API log", "9,17,2,ChatGPT,12,7,19,x"]
+    trace = load(write(tmp_path / "t.csv", [header, *rows]))
+    assert trace.format == "burstgpt"
+    assert trace.frame.to_dict(as_series=False) == {
+        "arrival_s": [0.0, 0.25, 4.0],
+        "prompt_tokens": [10, 11, 12],
+        "output_tokens": [5, 6, 7],
+        "session": ["17", None, "17"],
+        "elapsed_time_s": [1.5, None, 2.0],
+        "model": ["ChatGPT", "GPT-4", "ChatGPT"],
+        "domain": ["Conversation log", "API log", "x"],
+    }
+
+
+def test_a_file_of_lengths_alone_has_no_times(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.csv", ["num_prefill_tokens,num_decode_tokens,pd_ratio", "3772,54,69.9", "9,0,0", "7,8,1"]
+    )
+    trace = load(path)
+    assert trace.frame.rows() == [(0.0, 3772, 54), (0.0, 7, 8)]
+    assert [line for line in trace.told() if "no arrival times" in line and "--request-rate" in line]
+    with pytest.raises(ConfigError, match="a unit \\(ms\\) cannot be given: the file has no times"):
+        load(path, ReadOptions(unit="ms"))
+
+
+def test_splitwise_sim(tmp_path: Path) -> None:
+    header = "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size"
+    trace = load(write(tmp_path / "t.csv", [header, "0,2,0,1,1,4096,32", "1,2,1,3.5,1,2048,8"]))
+    assert trace.format == "splitwise-sim"
+    assert trace.frame.rows() == [(0.0, 4096, 32, "0", "0"), (2.5, 2048, 8, "1", "1")]
+    assert trace.frame.columns[3:] == ["request_id", "tenant"]
+
+
+def test_a_comma_in_quotes_separates_nothing(tmp_path: Path) -> None:
+    header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    rows = ["1,GPT-4,1,2,3,API log", '2,"GPT-4, turbo",3,4,7,"API ""log"""', "3,GPT-4,5,6,11,API log"]
+    frame = load(write(tmp_path / "t.csv", [header, *rows])).frame
+    assert frame["model"].to_list() == ["GPT-4", "GPT-4, turbo", "GPT-4"]
+    assert frame["domain"].to_list() == ["API log", 'API "log"', "API log"]
+    assert frame["prompt_tokens"].to_list() == [1, 3, 5]
+
+
+def test_join_puts_recordings_one_behind_the_other(tmp_path: Path) -> None:
+    # Recordings 10, 11, 14 (mean gap 2), then 3, 4 (mean gap 1), then 2 alone (no gap), then 1.
+    path = write(tmp_path / "t.csv", [VIDUR, *(f"{at},{at},1" for at in (10, 11, 14, 3, 4, 2, 1))])
+    trace = load(path, ReadOptions(join=True))
+    assert trace.frame["arrival_s"].to_list() == [0, 1, 4, 6, 7, 8, 8]
+    assert trace.frame["prompt_tokens"].to_list() == [10, 11, 14, 3, 4, 2, 1]
+    assert [line for line in trace.told() if "4 recordings" in line and "line 5, 7, 8" in line]
+    with pytest.raises(TraceError, match="line 5: column 'arrived_at': times run backwards"):
+        load(path)
+    with pytest.raises(ConfigError, match="sort and join"):
+        ReadOptions(sort=True, join=True)
+
+
+def test_join_refuses_a_file_without_any_order(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", [VIDUR, *(f"{i % 2},1,1" for i in range(4000))])
+    with pytest.raises(TraceError, match="no recordings one behind the other"):
+        load(path, ReadOptions(join=True))

@@ -15,7 +15,7 @@ from leap_rs.fit.metrics import Predictions, Score, score
 from leap_rs.fit.options import Options
 from leap_rs.fit.readouts import fit
 from leap_rs.trace import Trace
-from leap_rs.trace.schema import checked_features, fault
+from leap_rs.trace.schema import Rows, checked_features
 
 FAMILY = "family"
 
@@ -83,7 +83,7 @@ def feature_columns(traces: Sequence[Trace]) -> list[str]:
 
 def checked(trace: Trace, columns: Sequence[str]) -> Trace:
     """The trace with these columns as strict as `features`: reading it leaves columns unchecked that it does not know."""
-    found = [checked_features(trace.frame[name], trace.path) for name in columns if name in trace.frame.columns]
+    found = [checked_features(trace.frame[name], Rows(trace.path)) for name in columns if name in trace.frame.columns]
     return replace(trace, frame=trace.frame.with_columns(found))
 
 
@@ -96,7 +96,7 @@ def folds_of(traces: Sequence[Trace], options: Options) -> Folds:
         for trace in traces:
             missing = trace.frame[FAMILY].is_null().arg_true()
             if len(missing):
-                raise fault(trace.path, "no value (null)", column=FAMILY, row=int(missing[0]))
+                raise Rows(trace.path).fault("no value (null)", column=FAMILY, row=int(missing[0]))
             families.extend(data.finished(trace, FAMILY)[FAMILY].cast(pl.String).to_list())
     try:
         return assign(rows, options.folds, options.seed, families)

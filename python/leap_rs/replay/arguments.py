@@ -1,5 +1,6 @@
 """The options of `leap-replay`, each with its help text; names and meanings are those of vLLM where it has them."""
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -7,9 +8,7 @@ import typer
 
 Trace = Annotated[
     Path,
-    typer.Argument(
-        metavar="TRACE", help="Trace file: leap's own Parquet, an Azure 2023 CSV or a vidur CSV.", show_default=False
-    ),
+    typer.Argument(metavar="TRACE", help="Trace file of any known format (leap-trace describe).", show_default=False),
 ]
 Load = Annotated[
     float | None,
@@ -185,5 +184,41 @@ Strict = Annotated[
 Sort = Annotated[
     bool,
     typer.Option("--sort", help="Sort a foreign trace whose times run backwards instead of refusing it."),
+]
+Join = Annotated[
+    bool,
+    typer.Option(
+        "--join",
+        help=(
+            "Where the times of a foreign trace run backwards another recording begins: it follows the one before by "
+            "that one's mean gap."
+        ),
+    ),
+]
+
+
+class TimeUnit(str, Enum):
+    """Units of time that a foreign trace may be in."""
+
+    S = "s"
+    MS = "ms"
+    US = "us"
+    NS = "ns"
+
+
+Unit = Annotated[
+    TimeUnit | None,
+    typer.Option(help="Unit of a foreign trace's times, where its format leaves that open.", show_default=False),
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="tokenizer.json, or its directory, for foreign traces that carry text.",
+        show_default=False,
+    ),
+]
+Run = Annotated[
+    int | None, typer.Option(help="Which of several results in one file is the trace, from 1.", show_default=False)
 ]
 Threads = Annotated[int | None, typer.Option(help="Simulations at a time.", show_default="the CPUs")]

@@ -67,6 +67,20 @@ def to_columns(frame: pl.DataFrame, *, trace_block: int, engine_block: int) -> t
     return columns, notes
 
 
+def turns(frame: pl.DataFrame) -> list[str]:
+    """A note on requests that continue a conversation, where the trace tells them by a column `session`."""
+    if "session" not in frame.columns:
+        return []
+    sessions = frame["session"].drop_nulls()
+    later = len(sessions) - sessions.n_unique()
+    if later == 0:
+        return []
+    return [
+        f"{later} of {frame.height} requests continue a conversation; replay is open loop: they arrive when they did, "
+        "however fast the answer before them was"
+    ]
+
+
 def resize_blocks(offsets: Offsets, hashes: Hashes, old: int, new: int) -> tuple[Offsets, Hashes] | None:
     """Hashes of `old`-token blocks as hashes of `new`-token blocks; None where neither size divides the other.
 

@@ -26,6 +26,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 # Options that take several values after one name in vllm bench serve, and what such a value looks like.
 _SEVERAL = {"--goodput": looks_like(r"\w+:\S+"), "--metadata": looks_like(r"[^\s=-][^=]*=.*")}
+_READ_OPTIONS = ("strict", "sort", "join", "unit", "tokenizer", "run")
 _NOT_OPTIONS = (
     "trace",
     "policy",
@@ -34,9 +35,8 @@ _NOT_OPTIONS = (
     "result_dir",
     "result_filename",
     "report",
-    "strict",
-    "sort",
     "context",
+    *_READ_OPTIONS,
 )
 
 
@@ -85,13 +85,19 @@ def leap_replay(
     metadata: arguments.Metadata = None,
     strict: arguments.Strict = False,
     sort: arguments.Sort = False,
+    join: arguments.Join = False,
+    unit: arguments.Unit = None,
+    tokenizer: arguments.Tokenizer = None,
+    run: arguments.Run = None,
     threads: arguments.Threads = None,
 ) -> None:
     """Replay a recorded trace under several scheduling policies on a simulated vLLM engine, and say what they change.
 
     Exit status: 0 done, 1 an input or option that cannot be used, 2 wrong usage, 130 interrupted.
     """
-    given = {name: value for name, value in locals().items() if name not in _NOT_OPTIONS and value is not None}
+    words = locals()
+    given = {name: value for name, value in words.items() if name not in _NOT_OPTIONS and value is not None}
+    reading = {name: words[name] for name in _READ_OPTIONS} | {"unit": None if unit is None else unit.value}
     if policy:
         given["policies"] = tuple(policy)
     with terminal.ending("leap-replay", _as_typed):
@@ -99,7 +105,7 @@ def leap_replay(
             raise ConfigError("--result-dir and --result-filename: need --save-result")
         if report is not None:
             page.check(report)
-        result = _replay(trace, given, strict=strict, sort=sort, for_page=report is not None)
+        result = _replay(trace, given, reading, for_page=report is not None)
         if report is not None:
             result.command = _command(context.obj or (), seed)
         saved = _save(result, trace, result_dir or Path(), result_filename) if save_result else None
@@ -132,7 +138,7 @@ def _as_typed(error: LeapError) -> str:
     return f"--{name.replace('_', '-')}{text[found.end() :]}"
 
 
-def _replay(trace: Path, given: dict[str, Any], *, strict: bool, sort: bool, for_page: bool) -> ReplayResult:
+def _replay(trace: Path, given: dict[str, Any], reading: dict[str, Any], *, for_page: bool) -> ReplayResult:
     # Imported late: --help and a wrong option need neither polars nor the core.
     from leap_rs.trace import ReadOptions
 
@@ -141,8 +147,7 @@ def _replay(trace: Path, given: dict[str, Any], *, strict: bool, sort: bool, for
 
     options = build(given)
     with _progress_bar() as progress:
-        read_options = ReadOptions(strict=strict, sort=sort)
-        return run(trace, options, read_options=read_options, for_page=for_page, progress=progress)
+        return run(trace, options, read_options=ReadOptions(**reading), for_page=for_page, progress=progress)
 
 
 def _save(result: ReplayResult, trace: Path, directory: Path, name: str | None) -> Path:

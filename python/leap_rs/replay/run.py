@@ -93,7 +93,7 @@ def run(
     core_engine, stated_engine = engines.resolve(options)
     trace, trace_path = _open(source, read_options)
     frame = trace.frame
-    notes = [str(left) for left in trace.left_out] + list(trace.notes)
+    notes = [str(left) for left in trace.left_out] + list(trace.notes) + columns.turns(frame)
     block = schema.block_size(trace.path, trace.metadata)
     arrays, column_notes = columns.to_columns(frame, trace_block=block, engine_block=core_engine["block_size"])
     chosen = readouts.choose(options.readout, frame=frame, metadata=trace.metadata, trace_path=trace_path)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from pathlib import Path
 
 import polars as pl
 
 from leap_rs._leap import TraceError
-from leap_rs.trace.csv import AzureReader, VidurReader
+from leap_rs.trace.csv import Azure2024Reader, AzureReader, BurstGptReader, SplitwiseReader, VidurReader
 from leap_rs.trace.files import existing_file
-from leap_rs.trace.model import LeftOut, Reader, ReadOptions, Trace, Unit
+from leap_rs.trace.model import LeftOut, Reader, ReadOptions, Stream, Trace, Unit
 from leap_rs.trace.parquet import LeapReader, write_trace
 
 __all__ = [
@@ -22,15 +23,24 @@ __all__ = [
     "LeftOut",
     "ReadOptions",
     "Reader",
+    "Stream",
     "Trace",
     "TraceWarning",
     "Unit",
     "load",
+    "open_stream",
     "read_trace",
     "write_trace",
 ]
 
-READERS: tuple[Reader, ...] = (LeapReader(), AzureReader(), VidurReader())
+READERS: tuple[Reader, ...] = (
+    LeapReader(),
+    Azure2024Reader(),
+    AzureReader(),
+    BurstGptReader(),
+    SplitwiseReader(),
+    VidurReader(),
+)
 """Every format that is read; the first whose `sniff` agrees reads the file."""
 
 
@@ -41,24 +51,52 @@ class TraceWarning(UserWarning):
 def load(path: str | os.PathLike[str], options: ReadOptions | None = None) -> Trace:
     """Read a trace of any known format. Raises `TraceError` that names the file, the place and the fault."""
     file = existing_file(path)
-    for reader in READERS:
-        if reader.sniff(file):
-            return reader.read(file, options or ReadOptions())
-    formats = "; ".join(reader.description for reader in READERS)
-    what = "the file is empty" if file.stat().st_size == 0 else "not a trace format that is read"
-    raise TraceError(f"{file}: {what}. Formats: {formats}")
+    return _reader(file).read(file, options or ReadOptions())
+
+
+def open_stream(path: str | os.PathLike[str], options: ReadOptions | None = None) -> Stream:
+    """The same part by part, for traces that do not fit into memory."""
+    file = existing_file(path)
+    return _reader(file).stream(file, options or ReadOptions())
 
 
 def read_trace(
-    path: str | os.PathLike[str], *, strict: bool = False, sort: bool = False, unit: Unit | None = None
+    path: str | os.PathLike[str],
+    *,
+    strict: bool = False,
+    sort: bool = False,
+    join: bool = False,
+    unit: Unit | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    run: int | None = None,
 ) -> pl.DataFrame:
     """Read a trace into a frame with the columns, dtypes and units of the leap format, one row a request by arrival.
 
-    `strict`, `sort` and `unit` concern foreign formats only: refuse failed and zero-length rows instead of leaving them
-    out, order rows whose times run backwards instead of refusing them, and the unit of times where a format leaves it
-    open. What was left out is told as a `TraceWarning`. Raises `TraceError` (file, column or line, first bad row).
+    The options concern foreign formats only. `strict` refuses failed and zero-length rows instead of leaving them out.
+    Where times run backwards the file is refused, unless `sort` orders its rows or `join` takes the place for the
+    beginning of another recording, which is put behind the one before by that one's mean gap. `unit` is that of times
+    where a format leaves it open, `tokenizer` a `tokenizer.json` (or its directory) for formats that carry text, `run`
+    which of several results in one file, from 1. What was left out is told as a `TraceWarning`. Raises `TraceError`
+    (file, column or line, first bad row).
     """
-    trace = load(path, ReadOptions(strict=strict, sort=sort, unit=unit))
+    options = ReadOptions(
+        strict=strict,
+        sort=sort,
+        join=join,
+        unit=unit,
+        tokenizer=None if tokenizer is None else Path(tokenizer),
+        run=run,
+    )
+    trace = load(path, options)
     for line in trace.told():
         warnings.warn(line, TraceWarning, stacklevel=2)
     return trace.frame
+
+
+def _reader(file: Path) -> Reader:
+    for reader in READERS:
+        if reader.sniff(file):
+            return reader
+    formats = "; ".join(reader.description for reader in READERS)
+    what = "the file is empty" if file.stat().st_size == 0 else "not a trace format that is read"
+    raise TraceError(f"{file}: {what}. Formats: {formats}")

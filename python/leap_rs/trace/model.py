@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -14,6 +14,7 @@ from leap_rs._leap import ConfigError
 Unit = Literal["s", "ms", "us", "ns"]
 
 PER_SECOND: Mapping[Unit, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+UNIT_WORDS: Mapping[Unit, str] = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.unit is not None and self.unit not in PER_SECOND:
             raise ConfigError(f"unit {self.unit!r} is not one of {', '.join(PER_SECOND)}")
+        if self.sort and self.join:
+            raise ConfigError("sort and join contradict each other: one mixes recordings, the other keeps them apart")
 
     def refuse_unit(self, path: Path, why: str) -> None:
         """For formats whose times have one unit: a given one is a contradiction (`ConfigError`)."""
@@ -94,11 +97,39 @@ class Raw:
     place: str = "line"
     """What `place` counts: `line`, `row`, `request`."""
     has_times: bool = True
+    unit: Unit | None = None
+    """The unit in which the reader took the times, where that could be wrong; None where the file leaves no doubt."""
     metadata: dict[str, str] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
     """Rows that the reader itself left out; complete once the parts are used up."""
     notes: list[str] = field(default_factory=list)
     """As in `Trace`; complete once the parts are used up."""
+
+
+@dataclass
+class Stream:
+    """A trace part by part, in the columns and units of the leap format and in the order of arrival."""
+
+    frames: Iterator[pl.DataFrame]
+    """The parts, to be used up once; none is empty. Raises `TraceError` at the part that is at fault."""
+    path: Path
+    format: str
+    metadata: dict[str, str] = field(default_factory=dict)
+    has_times: bool = True
+    """Whether the file has arrival times; without them every `arrival_s` is 0."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    """As in `Trace`; complete once the frames are used up."""
+    notes: list[str] = field(default_factory=list)
+    """As in `Trace`; complete once the frames are used up."""
+
+    def told(self) -> list[str]:
+        """As in `Trace`."""
+        return [f"{self.path}: {what}" for what in (*self.left_out, *self.notes)]
+
+    def close(self) -> None:
+        """Ends it early; what was left out and noticed up to there is complete."""
+        if isinstance(self.frames, Generator):
+            self.frames.close()
 
 
 class Reader(Protocol):
@@ -113,4 +144,8 @@ class Reader(Protocol):
 
     def read(self, path: Path, options: ReadOptions) -> Trace:
         """Read the whole file. Raises `TraceError` that names the file, the place and the fault."""
+        ...
+
+    def stream(self, path: Path, options: ReadOptions) -> Stream:
+        """Read the file part by part, in bounded memory."""
         ...

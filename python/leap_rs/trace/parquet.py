@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import polars as pl
+from polars.io.plugins import register_io_source
 
 from leap_rs._leap import TraceError
 from leap_rs.trace import schema
 from leap_rs.trace.files import head, reason, replacing
-from leap_rs.trace.model import ReadOptions, Trace
+from leap_rs.trace.model import ReadOptions, Stream, Trace
 
 MAGIC = b"PAR1"
+PART_ROWS = 262_144
+PART_BYTES = 64 * 2**20
+IDS_A_PASS = 8_000_000
+
 _ARROW_KEYS = ("ARROW:schema", "pandas")
+_DAMAGE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError)
 
 
 class LeapReader:
@@ -30,6 +37,20 @@ class LeapReader:
     def read(self, path: Path, options: ReadOptions) -> Trace:
         """See `Reader`."""
         options.refuse_unit(path, "the leap format is in seconds")
+        metadata = self._metadata(path)
+        try:
+            frame = pl.read_parquet(path, hive_partitioning=False, glob=False)
+        except _DAMAGE as error:
+            raise _damaged(path, error) from error
+        return Trace(schema.checked(frame, path, metadata), path, self.name, metadata)
+
+    def stream(self, path: Path, options: ReadOptions) -> Stream:
+        """See `Reader`."""
+        options.refuse_unit(path, "the leap format is in seconds")
+        metadata = self._metadata(path)
+        return Stream(_parts(path, metadata), path, self.name, metadata)
+
+    def _metadata(self, path: Path) -> dict[str, str]:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - len(MAGIC), 0))
@@ -38,12 +59,43 @@ class LeapReader:
             raise TraceError(f"{path}: the Parquet file is truncated (its footer is missing)")
         try:
             metadata = dict(pl.read_parquet_metadata(path))
-            frame = pl.read_parquet(path, hive_partitioning=False, glob=False)
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError) as error:
-            raise TraceError(f"{path}: the Parquet file is damaged: {reason(error)[:200]}") from error
+        except _DAMAGE as error:
+            raise _damaged(path, error) from error
         for key in _ARROW_KEYS:
             metadata.pop(key, None)
-        return Trace(schema.checked(frame, path, metadata), path, self.name, metadata)
+        return metadata
+
+
+def _parts(path: Path, metadata: dict[str, str]) -> Iterator[pl.DataFrame]:
+    try:
+        lazy = pl.scan_parquet(path, hive_partitioning=False, glob=False)
+        rows = _rows_a_part(lazy.collect_schema())
+    except _DAMAGE as error:
+        raise _damaged(path, error) from error
+    start, end = 0, 0.0
+    while True:
+        try:
+            frame = lazy.slice(start, rows).collect()
+        except _DAMAGE as error:
+            raise _damaged(path, error) from error
+        if frame.height == 0 and start > 0:
+            return
+        at = schema.Rows(path, start)
+        frame = schema.checked(frame, at, metadata)
+        first = float(frame["arrival_s"][0])
+        if first < end:
+            raise at.fault(f"times run backwards, from {end} s to {first} s", column="arrival_s", row=0)
+        yield frame
+        start, end = start + frame.height, float(frame["arrival_s"][-1])
+
+
+def _rows_a_part(columns: Mapping[str, pl.DataType]) -> int:
+    widths = [dtype.size for dtype in columns.values() if isinstance(dtype, pl.Array)]
+    return max(1, min(PART_ROWS, PART_BYTES // (4 * sum(widths) + 1)))
+
+
+def _damaged(path: Path, error: BaseException) -> TraceError:
+    return TraceError(f"{path}: the Parquet file is damaged: {reason(error)[:200]}")
 
 
 def write_trace(frame: pl.DataFrame, path: str | os.PathLike[str], **metadata: object) -> None:
@@ -59,15 +111,90 @@ def write_trace(frame: pl.DataFrame, path: str | os.PathLike[str], **metadata: o
         raise TraceError(f"{path}: a trace is written from a polars DataFrame, not from {type(frame).__name__}")
     texts = _metadata_texts(path, metadata)
     checked = schema.checked(frame, path, texts)
-    if path.is_dir():
-        raise TraceError(f"{path}: is a directory")
-    if not path.parent.is_dir():
-        raise TraceError(f"{path}: cannot be written: there is no directory {path.parent}")
+    check_target(path)
     with replacing(path) as temporary:
         try:
             checked.write_parquet(temporary, compression="zstd", metadata=texts)
         except pl.exceptions.PolarsError as error:
             raise TraceError(f"{path}: cannot be written: {reason(error)}") from error
+
+
+def write_parts(frames: Iterator[pl.DataFrame], path: Path, metadata: Mapping[str, object]) -> int:
+    """Write a trace part by part, in bounded memory; returns its requests. The parts have been checked.
+
+    What is checked here is what no part can know: that all have the same columns, and that no `request_id` comes twice.
+    An error of the frames' iterator leaves this function as it is, and no file.
+    """
+    check_target(path)
+    texts = _metadata_texts(path, metadata)
+    first = next(frames, None)
+    if first is None:
+        raise TraceError(f"{path}: the trace holds no requests")
+    columns = first.schema
+    failed: list[BaseException] = []
+    rows = 0
+
+    def parts(*_: object) -> Iterator[pl.DataFrame]:
+        nonlocal rows
+        try:
+            for frame in chain((first,), frames):
+                if frame.schema != columns:
+                    raise TraceError(f"{path}: columns change on the way, from {columns} to {frame.schema}")
+                rows += frame.height
+                yield frame
+        except BaseException as error:
+            # polars may wrap it, or put its own text around it.
+            failed.append(error)
+            raise
+
+    with replacing(path) as temporary:
+        try:
+            register_io_source(parts, schema=columns).sink_parquet(
+                temporary,
+                compression="zstd",
+                metadata=texts,
+                row_group_size=_rows_a_part(columns),
+                maintain_order=True,
+                engine="streaming",
+            )
+            if "request_id" in columns:
+                _refuse_repeated_ids(temporary, path, rows)
+        except TraceError:
+            raise
+        except BaseException as error:
+            if failed:
+                raise failed[0] from None
+            if isinstance(error, pl.exceptions.PolarsError):
+                raise TraceError(f"{path}: cannot be written: {reason(error)}") from error
+            raise
+    return rows
+
+
+def check_target(path: Path) -> None:
+    """`TraceError` where a trace could not be written under this name; before anything is read."""
+    if path.is_dir():
+        raise TraceError(f"{path}: is a directory")
+    if not path.parent.is_dir():
+        raise TraceError(f"{path}: cannot be written: there is no directory {path.parent}")
+
+
+def _refuse_repeated_ids(file: Path, path: Path, rows: int) -> None:
+    """In passes over shares of the ids, so that no pass holds more than some millions of them."""
+    ids = pl.col("request_id")
+    passes = rows // IDS_A_PASS + 1
+    for share in range(passes):
+        lazy = pl.scan_parquet(file, hive_partitioning=False, glob=False).select(ids)
+        hashes = lazy.select(ids.hash()).filter(pl.col("request_id") % passes == share).collect(engine="streaming")
+        twice = hashes.filter(pl.col("request_id").is_duplicated())
+        if twice.height == 0:
+            continue
+        # Equal hashes are not yet equal ids.
+        suspects = lazy.with_row_index("row").filter(ids.hash().is_in(twice["request_id"].unique().implode())).collect()
+        repeated = suspects.filter(~ids.is_first_distinct())
+        if repeated.height:
+            row, text = repeated.row(0)
+            first = suspects.filter(ids == text)["row"][0]
+            raise schema.Rows(path).fault(f"{text!r} is already the id of row {first}", column="request_id", row=row)
 
 
 def _metadata_texts(path: Path, metadata: Mapping[str, object]) -> dict[str, str]:

@@ -1,0 +1,238 @@
+"""The `leap-trace` command: convert traces of any known format into leap's own, describe them, merge them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from leap_rs import terminal
+from leap_rs._leap import ConfigError, LeapError
+
+SUFFIX = ".parquet"
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Unit(str, Enum):
+    """Units of time that a trace may be in."""
+
+    S = "s"
+    MS = "ms"
+    US = "us"
+    NS = "ns"
+
+
+Out = Annotated[Path, typer.Option(metavar="OUT.parquet", help="The trace to write.", show_default=False)]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse failed and zero-length rows instead of leaving them out.")
+]
+Sort = Annotated[
+    bool,
+    typer.Option(
+        "--sort",
+        help="Order a file whose times run backwards (equal times stay in the order of the file) instead of refusing it.",
+    ),
+]
+Join = Annotated[
+    bool,
+    typer.Option(
+        "--join",
+        help=(
+            "Where times run backwards another recording begins: its first request follows the last of the recording "
+            "before it by that one's mean gap."
+        ),
+    ),
+]
+UnitOption = Annotated[
+    Unit | None,
+    typer.Option("--unit", help="Unit of the times, for formats that leave it open.", show_default="the format's"),
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(help="tokenizer.json, or its directory, for formats that carry text.", show_default=False),
+]
+Run = Annotated[int | None, typer.Option(help="Which of several results in one file, from 1.", show_default=False)]
+JsonOutput = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+
+
+@app.callback()
+def leap_trace() -> None:
+    """Convert, describe and merge traces of requests, of any size: files are read and written part by part.
+
+    Exit status: 0 done, 1 an input or option that cannot be used, 2 wrong usage, 130 interrupted.
+    """
+
+
+@app.command("convert")
+def convert_command(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="IN...",
+            help="A trace of any known format. Several are the files of one recording, in order: each follows the one "
+            "before it by that one's mean gap.",
+            show_default=False,
+        ),
+    ],
+    out: Out,
+    strict: Strict = False,
+    sort: Sort = False,
+    join: Join = False,
+    unit: UnitOption = None,
+    tokenizer: Tokenizer = None,
+    run: Run = None,
+    head: Annotated[int | None, typer.Option(help="Only the first N requests.", show_default=False)] = None,
+    request_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Requests per second with Gamma arrivals, for formats without times; inf sends all at once.",
+            show_default=False,
+        ),
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(help="Shape of the Gamma arrivals: 1 is Poisson, below it burstier.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the Gamma arrivals.", min=0)] = 0,
+    model: Annotated[str | None, typer.Option(help="Model, for the trace's metadata.", show_default=False)] = None,
+    domain: Annotated[str | None, typer.Option(help="The domain of all requests.", show_default=False)] = None,
+    tenant: Annotated[str | None, typer.Option(help="The tenant of all requests.", show_default=False)] = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Convert a trace into leap's own format, and say what was left out and why."""
+    _need_suffix(out)
+    with terminal.ending("leap-trace", _as_typed):
+        from leap_rs.trace.convert import Changes, convert
+
+        options = _read_options(strict=strict, sort=sort, join=join, unit=unit, tokenizer=tokenizer, run=run)
+        changes = Changes(request_rate, burstiness, seed, head, model, domain, tenant)
+        _show_written(convert(inputs, out, options, changes).to_dict(), as_json=as_json)
+
+
+@app.command("merge")
+def merge_command(
+    inputs: Annotated[
+        list[Path], typer.Argument(metavar="A B...", help="Traces of any known format.", show_default=False)
+    ],
+    out: Out,
+    join: Annotated[
+        bool,
+        typer.Option(
+            "--join",
+            help="One behind the other, by the mean gap of the one before, instead of interleaved from their own starts.",
+        ),
+    ] = False,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME ...",
+            help="One a trace: the tenant of a trace that has no column tenant, and what its ids get in front.",
+            show_default="the files' names",
+        ),
+    ] = None,
+    one_recording: Annotated[
+        bool,
+        typer.Option(
+            "--one-recording",
+            help="The traces are parts of one recording: equal ids, sessions and blocks of prefixes are the same ones.",
+        ),
+    ] = False,
+    strict: Strict = False,
+    sort: Sort = False,
+    unit: UnitOption = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Merge traces by arrival. Columns that all of them have are kept; features must be of one model and layer."""
+    _need_suffix(out)
+    with terminal.ending("leap-trace", _as_typed):
+        from leap_rs.trace.convert import merge
+
+        options = _read_options(strict=strict, sort=sort, unit=unit)
+        written = merge(inputs, out, options, labels=label or (), behind=join, one_recording=one_recording)
+        _show_written(written.to_dict(), as_json=as_json)
+
+
+@app.command("describe")
+def describe_command(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Traces of any known format.", show_default=False)
+    ],
+    num_prompts: Annotated[
+        int,
+        typer.Option(
+            help="Compare the first N requests, which leap-replay --num-prompts takes, with the whole.", min=1
+        ),
+    ] = 1000,
+    strict: Strict = False,
+    sort: Sort = False,
+    join: Join = False,
+    unit: UnitOption = None,
+    tokenizer: Tokenizer = None,
+    run: Run = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Say what a trace holds, and what it lacks for which command. With --json one object a trace, a line each."""
+    with terminal.ending("leap-trace", _as_typed):
+        from leap_rs.trace.describe import describe
+
+        options = _read_options(strict=strict, sort=sort, join=join, unit=unit, tokenizer=tokenizer, run=run)
+        for path in traces:
+            found = describe(path, options, num_prompts=num_prompts)
+            if as_json:
+                print(json.dumps(found, allow_nan=False), flush=True)
+            else:
+                from leap_rs.trace.report import render
+
+                sys.stdout.write(render(found))
+                sys.stdout.flush()
+
+
+def _need_suffix(out: Path) -> None:
+    if out.suffix != SUFFIX:
+        raise typer.BadParameter(f"{out} must end with {SUFFIX}", param_hint="--out")
+
+
+def _read_options(*, unit: Unit | None, **given: Any) -> Any:
+    # Imported late: --help and a wrong option need neither polars nor the core.
+    from leap_rs.trace import ReadOptions
+
+    return ReadOptions(unit=None if unit is None else unit.value, **given)
+
+
+def _show_written(written: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(written, allow_nan=False), flush=True)
+        return
+    from leap_rs.trace.report import written_text
+
+    sys.stdout.write(written_text(written))
+    sys.stdout.flush()
+
+
+def _as_typed(error: LeapError) -> str:
+    """The message with its option as the command line spells it."""
+    text = str(error)
+    name, colon, rest = text.partition(":")
+    if isinstance(error, ConfigError) and colon and name.isidentifier():
+        return f"--{name.replace('_', '-')}:{rest}"
+    return text
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Entry point. Exit status: 0 done, 1 a `LeapError` (one line on stderr), 2 wrong usage, 130 interrupted."""
+    given = sys.argv[1:] if words is None else words
+    try:
+        app(args=terminal.expand(given, {"--label": lambda word: not word.endswith(SUFFIX)}), prog_name="leap-trace")
+    except KeyboardInterrupt:
+        print("leap-trace: interrupted", file=sys.stderr)
+        sys.exit(terminal.INTERRUPTED)

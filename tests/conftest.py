@@ -17,3 +17,9 @@ REPOSITORY = Path(__file__).parent.parent
 def traces() -> Path:
     """The directory of the committed traces."""
     return REPOSITORY / "traces"
+
+
+@pytest.fixture(scope="session")
+def cases() -> Path:
+    """The directory of small inputs in the shape of real files, each with a right answer that its test states."""
+    return REPOSITORY / "tests" / "cases"

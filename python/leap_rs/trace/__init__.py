@@ -12,10 +12,14 @@ import warnings
 import polars as pl
 
 from leap_rs._leap import TraceError
+from leap_rs.trace.bailian import BailianReader
+from leap_rs.trace.chat import AlpacaReader, LmsysReader, ShareGptReader
 from leap_rs.trace.csv import AzureReader, VidurReader
 from leap_rs.trace.files import existing_file
 from leap_rs.trace.model import LeftOut, Reader, ReadOptions, Trace, Unit
+from leap_rs.trace.mooncake import GmiReader, MooncakeReader, RagPulseReader
 from leap_rs.trace.parquet import LeapReader, write_trace
+from leap_rs.trace.vllm_bench import VllmBenchReader
 
 __all__ = [
     "READERS",
@@ -30,7 +34,20 @@ __all__ = [
     "write_trace",
 ]
 
-READERS: tuple[Reader, ...] = (LeapReader(), AzureReader(), VidurReader())
+READERS: tuple[Reader, ...] = (
+    # Before the leap format, which takes every other Parquet file for its own.
+    ShareGptReader(),
+    LmsysReader(),
+    AlpacaReader(),
+    LeapReader(),
+    AzureReader(),
+    VidurReader(),
+    MooncakeReader(),
+    GmiReader(),
+    RagPulseReader(),
+    BailianReader(),
+    VllmBenchReader(),
+)
 """Every format that is read; the first whose `sniff` agrees reads the file."""
 
 

@@ -23,6 +23,7 @@ LONGEST_BYTES = 64 << 20
 _OPENING_BYTES = 4 << 20
 _WINDOW_BYTES = 1 << 20
 _NEAR_END = 16  # longer than any token that json reports by its start when the text ends inside it
+_UNTERMINATED = "Unterminated string"
 _MARK = b"\xef\xbb\xbf"
 _SPACE = " \t\n\r"
 
@@ -105,7 +106,7 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 def shown(value: object) -> str:
     """A value as it stands in the file, shortened."""
-    text = json.dumps(value, default=str, ensure_ascii=False)
+    text = str(value) if isinstance(value, Decimal) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -197,7 +198,7 @@ class _Window:
                 break
             except (ValueError, RecursionError, ArithmeticError) as error:
                 at = _position(error, self._at)
-                inside = "Unterminated string" in str(error) or at >= len(self._text) - _NEAR_END
+                inside = _UNTERMINATED in str(error) or at >= len(self._text) - _NEAR_END
                 if inside and not self._ended and len(self._text) - self._at <= LONGEST_BYTES:
                     self._more()
                     continue
@@ -260,7 +261,7 @@ def _fault(error: Exception, text: str, *, columns: bool = True) -> str:
         return "not valid JSON: nested too deeply"
     if not isinstance(error, json.JSONDecodeError):
         return f"not valid JSON: {reason(error)}"
-    if error.pos >= len(text):
+    if error.pos >= len(text) or error.msg.startswith(_UNTERMINATED):
         return "not valid JSON: it ends in the middle"
     message = "expected nothing more" if error.msg == "Extra data" else error.msg[0].lower() + error.msg[1:]
     message = message.replace("expecting", "expected")

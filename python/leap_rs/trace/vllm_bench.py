@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-from leap_rs._leap import TraceError
+from leap_rs._leap import ConfigError, TraceError
+from leap_rs.trace.foreign import ForeignReader
 from leap_rs.trace.jsontext import documents, opening, shown
-from leap_rs.trace.model import LeftOut
+from leap_rs.trace.model import LeftOut, Raw, ReadOptions
 from leap_rs.trace.schema import U32_MAX
 
 _KNOWN_BY = ("backend", "model_id", "tokenizer_id", "num_prompts", "burstiness", "endpoint_type")
@@ -82,6 +84,72 @@ def results(path: Path) -> list[dict[str, Any]]:
 def read_run(path: Path, number: int, result: dict[str, Any]) -> BenchRun:
     """One result of a file, checked. `TraceError` names the run, the array and the request."""
     return _Result(path, number, result).run()
+
+
+class VllmBenchReader(ForeignReader):
+    """The traffic of a benchmark run: planned arrivals, prompt and output tokens of the requests that succeeded."""
+
+    name = "vllm-bench"
+    description = "vllm bench serve JSON (saved with --save-detailed)"
+
+    def sniff(self, path: Path) -> bool:
+        """See `Reader`."""
+        return is_bench_result(path)
+
+    def raw(self, path: Path, options: ReadOptions) -> Raw:
+        """See `ForeignReader`."""
+        options.refuse_unit(path, "the times of vllm bench serve are seconds")
+        runs = _chosen(path, options)
+        left_out = [out for run in runs for out in run.left_out]
+        if options.strict and left_out:
+            first = left_out[0]
+            raise TraceError(f"{path}: {first.first}: {first.reason}, and strict refuses that")
+        notes = [note for run in runs for note in run.notes]
+        if len(runs) > 1:
+            notes.append(f"{len(runs)} runs are joined, each at the end of the one before")
+        model = runs[0].summary.get("model_id")
+        return Raw(
+            iter(_one_after_the_other(runs)),
+            {"arrival_s": "start_times", "prompt_tokens": "input_lens", "output_tokens": "output_lens"},
+            place="request",
+            has_times=all(run.has_times for run in runs),
+            metadata={"source": "vllm bench serve"} | ({"model": model} if isinstance(model, str) else {}),
+            left_out=left_out,
+            notes=notes,
+        )
+
+
+def _chosen(path: Path, options: ReadOptions) -> list[BenchRun]:
+    found = results(path)
+    count = "two results" if len(found) == 2 else f"{len(found)} results"
+    if options.run is not None:
+        if not 1 <= options.run <= len(found):
+            only = "only one result" if len(found) == 1 else count
+            raise ConfigError(f"{path}: run {options.run} is not there: the file holds {only}")
+        return [read_run(path, options.run, found[options.run - 1])]
+    if len(found) > 1 and not options.join:
+        raise TraceError(f"{path}: {count}; choose with --run N or --join")
+    return [read_run(path, number, result) for number, result in enumerate(found, start=1)]
+
+
+def _one_after_the_other(runs: list[BenchRun]) -> list[pl.DataFrame]:
+    # Each run has a clock of its own, so that the next one can only be put where the last answer ended.
+    begin = 0.0
+    parts = []
+    for run in runs:
+        arrival = begin + run.arrival_s
+        parts.append(
+            pl.DataFrame(
+                {
+                    "place": np.arange(len(arrival), dtype=np.uint64),
+                    "arrival_ns": np.rint(arrival * 1e9).astype(np.int64),
+                    "prompt_tokens": run.prompt_tokens.astype(np.int64),
+                    "output_tokens": run.output_tokens.astype(np.int64),
+                }
+            )
+        )
+        begin = float((arrival + run.e2el_s).max())
+    return parts
 
 
 class _Result:
@@ -172,7 +240,7 @@ class _Result:
             ("no prompt tokens", ~failed & (output > 0) & (prompt == 0)),
         )
         left_out = tuple(
-            LeftOut(why, int(rows.sum()), f"{self._run_prefix()}request {int(np.argmax(rows))}")
+            LeftOut(why, int(rows.sum()), f"run {self._number}, request index {int(np.argmax(rows))}")
             for why, rows in reasons
             if rows.any()
         )
@@ -191,14 +259,11 @@ class _Result:
         limit = self._result.get("max_concurrency")
         if has_start and not has_queue and limit is not None:
             what = f"arrivals are when the client let a request go under --max-concurrency {limit}"
-            return (f"{self._run_prefix()}{what}, not when it was due: the file has no queue_times",)
+            return (f"run {self._number}: {what}, not when it was due: the file has no queue_times",)
         return ()
 
-    def _run_prefix(self) -> str:
-        return f"run {self._number}, "
-
     def _wrong(self, key: str, at: int, wanted: str, value: object) -> TraceError:
-        return self._error(f"key '{key}', request {at} (the first is 0): expected {wanted}, found {shown(value)}")
+        return self._error(f"key '{key}', request index {at}: expected {wanted}, found {shown(value)}")
 
     def _error(self, what: str) -> TraceError:
         return TraceError(f"{self._path}: run {self._number}: {what}")

@@ -170,6 +170,15 @@ def test_a_long_first_line_is_recognised_by_one_reader(line: bytes, name: str, t
         assert load(path).frame.height == 1
 
 
+@pytest.mark.parametrize("time", [0, 0.5, None, "82", "1753694362340138614"])
+@pytest.mark.parametrize("ids", [[1], {"history": [1]}, None])
+@pytest.mark.parametrize("more", [{}, {"session_id": "a"}, {"chat_id": 1, "parent_chat_id": -1}])
+def test_every_mixture_of_keys_is_one_format(time: object, ids: object, more: dict[str, Any], tmp_path: Path) -> None:
+    entry = {"timestamp": time, "input_length": 5, "output_length": 5, "hash_ids": ids, **more}
+    path = write(tmp_path / "t", [{key: value for key, value in entry.items() if value is not None}])
+    assert len([reader.name for reader in READERS if reader.sniff(path)]) == 1
+
+
 times = st.one_of(st.integers(0, 4 * 10**12), st.decimals(0, 4 * 10**12, places=6))
 
 

@@ -74,7 +74,7 @@ class GmiReader(ForeignReader):
     def sniff(self, path: Path) -> bool:
         """See `Reader`."""
         first = first_line(path)
-        return isinstance(first.get(_TIME), str) and not {"chat_id", _SESSION} & first.keys()
+        return isinstance(first.get(_TIME), str) and not isinstance(first.get(_BLOCKS), dict) and "chat_id" not in first
 
     def raw(self, path: Path, options: ReadOptions) -> Raw:
         """See `ForeignReader`."""
@@ -102,7 +102,7 @@ class RagPulseReader(ForeignReader):
     def sniff(self, path: Path) -> bool:
         """See `Reader`."""
         first = first_line(path)
-        return _SESSION in first and "chat_id" not in first and not isinstance(first.get(_BLOCKS), list)
+        return isinstance(first.get(_BLOCKS), dict) and "chat_id" not in first
 
     def raw(self, path: Path, options: ReadOptions) -> Raw:
         """See `ForeignReader`."""

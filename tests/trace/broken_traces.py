@@ -185,8 +185,8 @@ BROKEN_CSV: dict[str, tuple[str, str]] = {
 
 FOREIGN: list[tuple[str, bytes]] = [
     ("trace.parquet", b"arrival_s\n"),
-    ("sharegpt.json", b'[{"id": "1", "conversations": []}]'),
-    ("trace.jsonl", b'{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [0]}\n'),
+    ("records.json", b'[{"error_code": null, "ttft_s": 0.5, "number_output_tokens": 53}]'),
+    ("workload.jsonl", b'{"input_toks": 10, "output_toks": 70, "arrival_time_ns": 46926808}\n'),
     ("trace.csv", b"Timestamp,Model,Request length,Response length\n5,GPT-4,1,1\n"),
     ("blob.bin", bytes(range(256)) * 8),
 ]

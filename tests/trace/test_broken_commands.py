@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from broken_json import BROKEN_JSON
 from broken_traces import BROKEN, BROKEN_CSV, FOREIGN, ROWS, good
 
 from leap_rs.fit.command import main as fit
@@ -64,6 +65,7 @@ def _where(column: str | None, row: int | None) -> list[str]:
 CASES: dict[str, Case] = {
     **{name: (_frame(frame), [*_where(column, row), what]) for name, (frame, column, row, what) in BROKEN.items()},
     **{f"csv: {name}": (_bytes("broken.csv", text.encode()), [what]) for name, (text, what) in BROKEN_CSV.items()},
+    **{f"json: {name}": (_bytes("broken.txt", content), [what]) for name, (content, what) in BROKEN_JSON.items()},
     **{f"foreign: {name}": (_bytes(name, content), ["not a trace format"]) for name, content in FOREIGN},
     "csv: not text": (
         _bytes("broken.csv", b"arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,1,1\n0.5,\xff,1\n"),

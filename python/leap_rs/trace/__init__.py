@@ -13,10 +13,14 @@ from pathlib import Path
 import polars as pl
 
 from leap_rs._leap import TraceError
+from leap_rs.trace.bailian import BailianReader
+from leap_rs.trace.chat import AlpacaReader, LmsysReader, ShareGptReader
 from leap_rs.trace.csv import Azure2024Reader, AzureReader, BurstGptReader, SplitwiseReader, VidurReader
 from leap_rs.trace.files import existing_file
 from leap_rs.trace.model import LeftOut, Reader, ReadOptions, Stream, Trace, Unit
+from leap_rs.trace.mooncake import GmiReader, MooncakeReader, RagPulseReader
 from leap_rs.trace.parquet import LeapReader, write_trace
+from leap_rs.trace.vllm_bench import VllmBenchReader
 
 __all__ = [
     "READERS",
@@ -34,12 +38,21 @@ __all__ = [
 ]
 
 READERS: tuple[Reader, ...] = (
+    # Before the leap format, which takes every other Parquet file for its own.
+    ShareGptReader(),
+    LmsysReader(),
+    AlpacaReader(),
     LeapReader(),
     Azure2024Reader(),
     AzureReader(),
     BurstGptReader(),
     SplitwiseReader(),
     VidurReader(),
+    MooncakeReader(),
+    GmiReader(),
+    RagPulseReader(),
+    BailianReader(),
+    VllmBenchReader(),
 )
 """Every format that is read; the first whose `sniff` agrees reads the file."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +13,12 @@ import numpy.typing as npt
 import polars as pl
 import pytest
 from lockstep_reference import Request, lockstep
+from rich.console import Console
 
 from leap_rs import _leap
 from leap_rs._leap import ConfigError, Readout
 from leap_rs.replay import replay
+from leap_rs.replay.report import render
 
 ENGINE: dict[str, Any] = {
     "cost": {
@@ -192,6 +195,14 @@ def test_what_one_rank_has_predicted_of_a_request_the_others_know_when_it_comes_
     once = replay(trace, **common, kv_tokens=20_000).requests.sort("row")["predicted_tokens"]
     single = replay(trace, **common | {"data_parallel_size": 1}, kv_tokens=20_000).requests.sort("row")
     assert (once != single["predicted_tokens"]).any()
+
+
+def test_the_report_counts_the_seats_of_all_ranks() -> None:
+    result = replay(frame(), policies="fcfs", seeds=1, load=1.2, max_num_seqs=6, data_parallel_size=3)
+    assert any("80 requests are few for an engine that takes 18 at a time" in note for note in result.notes)
+    out = io.StringIO()
+    render(result.to_dict(), Console(file=out, width=120, highlight=False), text_width=120)
+    assert "3 such ranks in lock-step" in " ".join(out.getvalue().split())
 
 
 def test_no_rank_at_all_is_refused() -> None:

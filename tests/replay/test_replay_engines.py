@@ -67,6 +67,14 @@ def test_a_cost_model_replaces_the_coefficients_and_what_stands_beside_them(tmp_
     assert (stated["engine"], stated["kv_tokens"]) == ("mine", 3232)
 
 
+def test_ranks_come_from_a_cost_model_or_an_option() -> None:
+    assert resolve(build({}))[0]["data_parallel_size"] == 1
+    model = {"cost": COST, "data_parallel_size": 4}
+    core, stated = resolve(build({"cost_model": model}))
+    assert (core["data_parallel_size"], stated["data_parallel_size"]) == (4, 4)
+    assert resolve(build({"cost_model": model, "data_parallel_size": 2}))[0]["data_parallel_size"] == 2
+
+
 @pytest.mark.parametrize(
     ("content", "part"),
     [
@@ -79,6 +87,7 @@ def test_a_cost_model_replaces_the_coefficients_and_what_stands_beside_them(tmp_
         (json.dumps(COST | {"step_s": True}), "step_s must be a number >= 0"),
         (json.dumps(COST).replace("0.01", "NaN"), "step_s must be a number >= 0"),
         (json.dumps({"cost": COST, "max_num_seqs": 0}), "max_num_seqs must be a whole number"),
+        (json.dumps({"cost": COST, "data_parallel_size": 0}), "data_parallel_size must be a whole number"),
         (json.dumps({"cost": COST, "async_scheduling": "yes"}), "async_scheduling must be true or false"),
         (json.dumps({"cost": 3}), "cost is not an object"),
     ],

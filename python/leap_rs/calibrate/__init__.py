@@ -6,7 +6,7 @@ is fitted is what `leap-replay --cost-model` then uses.
 
 from __future__ import annotations
 
-from .calibrate import Calibration, CalibrationOptions, calibrate
+from .calibration import Calibration, CalibrationOptions, calibrate
 from .measured import MeasuredRun
 from .runs import read_runs
 

@@ -15,7 +15,7 @@ from leap_rs import terminal
 from leap_rs._leap import ConfigError, LeapError
 from leap_rs.trace.files import replacing
 
-from .calibrate import Calibration, CalibrationOptions, calibrate
+from .calibration import Calibration, CalibrationOptions, calibrate
 from .report import WIDTH, report
 from .setup import LIMITS
 

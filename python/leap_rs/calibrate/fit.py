@@ -61,7 +61,7 @@ class Parameters:
     def cost(self, at: Floats) -> dict[str, float]:
         """The seven coefficients."""
         cost = dict.fromkeys(COST_KEYS, 0.0)
-        for name, value in zip(self.names, np.clip(at, -LARGEST, LARGEST), strict=True):
+        for name, value in zip(self.names, np.clip(at, -LARGEST, LARGEST).tolist(), strict=True):
             cost[name] = self.start[name] * math.exp(value) if name in self.log else self._unit() * max(value, 0.0)
         return cost
 

@@ -13,8 +13,9 @@ from .forward import Simulated
 from .measured import Floats, MeasuredRun
 
 UNKNOWN = 0.7  # of the prior's deviation: above it the runs explain less than half of the variance
-CORRELATED = 0.8
-STEADY = 0.6  # the batch's 5 % quantile over its 95 % one, from which on the load counts as steady
+CORRELATED = 0.9
+BLURRED = 0.25  # of the prior's deviation: where both coefficients are known better, their correlation harms nobody
+STEADY = 0.6  # the batch's 10 % quantile over its 90 % one, from which on the load counts as steady
 BATCH_TERMS = ("per_decode_seq_s", PLAIN)
 
 Matrix = npt.NDArray[np.float64]
@@ -26,7 +27,7 @@ class Load:
 
     low_batch: float
     high_batch: float
-    """5 % and 95 % of the time that something decodes, fewer and more sequences decode."""
+    """Sequences that decode together, as a decoding request sees them: fewer and more in 10 % of its time each."""
     peak_batch: int
     mixed_share: float
     """Of the time that something decodes: a prompt is being computed as well."""
@@ -63,7 +64,7 @@ def determine(fit: Fit, load: Load) -> tuple[list[Determined], list[tuple[str, s
         (names[i], names[j], float(correlation[i, j]))
         for i in range(len(names))
         for j in range(i + 1, len(names))
-        if abs(correlation[i, j]) >= CORRELATED
+        if abs(correlation[i, j]) >= CORRELATED and max(sd[i], sd[j]) > BLURRED * prior
     ]
     return found, sorted(pairs, key=lambda pair: -abs(pair[2]))
 
@@ -102,7 +103,7 @@ def _reason(i: int, name: str, fit: Fit, load: Load, precision: Matrix) -> str:
     """Why the runs do not determine coefficient `i`, with what would."""
     cause = _cause(name, load)
     e2el = fit.slopes[0][:, 2, i] * fit.slopes[1][:, 2, i]
-    moved = 100 * 0.1 * SCALES["e2el"] * float(np.sqrt(max(np.mean(e2el), 0.0)))
+    moved = 100 * 0.1 * SCALES["e2el"] * float(np.sqrt(max(float(np.mean(e2el)), 0.0)))
     alone = 1 / np.sqrt(precision[i, i]) / fit.parameters.prior_sd
     if alone > UNKNOWN:
         return f"{cause + '; ' if cause else ''}10 % of it moves E2EL by only {moved:.2g} %"
@@ -156,8 +157,8 @@ def load_of(runs: Sequence[MeasuredRun], simulated: Sequence[Simulated], ends_s:
         peak = 0
     else:
         order = np.argsort(batch, kind="stable")
-        passed = np.cumsum(seconds[order]) / seconds.sum()
-        low, high = (float(batch[order][np.searchsorted(passed, q)]) for q in (0.05, 0.95))
+        passed = np.cumsum((seconds * batch)[order])
+        low, high = (float(batch[order][np.searchsorted(passed, q * passed[-1])]) for q in (0.1, 0.9))
         peak, share = int(batch[seconds > 0].max()), float(seconds[both].sum() / seconds.sum())
     longest = max(int(run.requests["prompt_tokens"].max() or 0) for run in runs)  # type: ignore[arg-type]
     return Load(low, high, peak, share, longest)

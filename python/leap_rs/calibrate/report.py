@@ -10,7 +10,7 @@ from rich.table import Table
 
 from leap_rs.replay.engines import COST_KEYS
 
-from .calibrate import Calibration, RunResult
+from .calibration import Calibration, RunResult
 from .errors import METRICS, MetricError
 
 WIDTH = 110

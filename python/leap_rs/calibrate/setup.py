@@ -69,16 +69,15 @@ def choose(
     stated: dict[str, Any] = {}
     for run in runs:
         known = {**run.facts.limits, **given}
-        ranks = int(known.pop(DATA_PARALLEL, None) or run.facts.data_parallel_size or 1)
-        options = build({"engine": engine, "cost_model": cost_model, **known})
-        core, stated = resolve(options)
-        if ranks > 1:
-            core[DATA_PARALLEL] = ranks
+        ranks = known.pop(DATA_PARALLEL, None) or run.facts.data_parallel_size
+        core, stated = resolve(build({"engine": engine, "cost_model": cost_model, **known}))
+        if ranks is not None and ranks > 1:
+            core[DATA_PARALLEL] = int(ranks)
         cores.append(core)
         missing = [key for key in LIMITS[:3] if key not in known]
         if missing:
             values = ", ".join(f"{key} {core[key]:,}{' usable' if key == 'kv_tokens' else ''}" for key in missing)
-            notes.append(f"{run.name}: not stated by the run, so the preset's: {values}")
+            notes.append(f"{run.name}: not stated by the run, taken from the start: {values}")
     if any(_without_cost(core) != _without_cost(cores[0]) for core in cores[1:]):
         notes.append(f"the runs' limits differ; those written are of {runs[0].name}")
     return Setup(

@@ -11,7 +11,7 @@ import polars as pl
 from leap_rs._leap import TraceError
 from leap_rs.trace import Trace, load
 from leap_rs.trace.files import existing_file
-from leap_rs.trace.schema import block_size, fault
+from leap_rs.trace.schema import block_size
 
 from . import servingsim
 from .measured import EngineFacts, Floats, MeasuredRun
@@ -84,7 +84,7 @@ def _trace(trace: Trace) -> MeasuredRun:
     frame, path = trace.frame, trace.path
     for column in MEASURED:
         if column not in frame.columns:
-            raise fault(path, f"missing; a measured run has {', '.join(MEASURED)}", column=column)
+            raise _fault(path, f"missing; a measured run has {', '.join(MEASURED)}", column=column)
         _require_seconds(frame[column], path)
     queued, first, last = (frame[column].cast(pl.Float64).to_numpy() for column in MEASURED)
     arrival = frame["arrival_s"].to_numpy()
@@ -94,7 +94,7 @@ def _trace(trace: Trace) -> MeasuredRun:
         (MEASURED[2], last < first, f"the last token came before {MEASURED[1]}"),
     ):
         if wrong.any():
-            raise fault(path, rule, column=column, row=int(np.argmax(wrong)))
+            raise _fault(path, rule, column=column, row=int(np.argmax(wrong)))
     order = np.argsort(queued, kind="stable")
 
     def from_first(times: Floats) -> Floats:
@@ -119,10 +119,15 @@ def _trace(trace: Trace) -> MeasuredRun:
     )
 
 
+def _fault(path: Path, what: str, *, column: str, row: int | None = None) -> TraceError:
+    where = "" if row is None else f", row {row} (the first row is 0)"
+    return TraceError(f"{path}: column '{column}'{where}: {what}")
+
+
 def _require_seconds(column: pl.Series, path: Path) -> None:
     if not column.dtype.is_numeric():
-        raise fault(path, f"must be seconds as Float64, not {column.dtype}", column=column.name)
+        raise _fault(path, f"must be seconds as Float64, not {column.dtype}", column=column.name)
     bad = column.is_null() | ~column.cast(pl.Float64).is_finite().fill_null(value=False)
     rows = bad.arg_true()
     if len(rows):
-        raise fault(path, "must be a finite number of seconds", column=column.name, row=int(rows[0]))
+        raise _fault(path, "must be a finite number of seconds", column=column.name, row=int(rows[0]))

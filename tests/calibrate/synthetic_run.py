@@ -1,4 +1,5 @@
-"""Measured runs made by the simulator itself, in the files of a real one, so that the true coefficients are known."""
+"""Measured runs made by the simulator itself, in the files of a real one, so that the true coefficients are known; and small
+ones by hand."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from leap_rs import _leap
+from leap_rs.calibrate.measured import EngineFacts, MeasuredRun, Observed
 from leap_rs.replay.engines import presets, resolve
 from leap_rs.replay.options import build
 
@@ -91,3 +94,39 @@ def alone(seed: int = 2, count: int = 24) -> dict[str, np.ndarray]:
 def off_by(factors: Mapping[str, float]) -> dict[str, float]:
     """The true coefficients, each times a factor."""
     return {key: value * factors[key] for key, value in true_cost().items()}
+
+
+def run_of(
+    first: list[float], last: list[float], tokens: list[int], observed: Observed | None = None, late: float = 0.0
+) -> MeasuredRun:
+    n = len(first)
+    queued = np.arange(n, dtype=np.float64)
+    return MeasuredRun(
+        path=Path("run"),
+        name="run",
+        format="test",
+        planned_s=queued - late,
+        sent_s=queued,
+        queued_s=queued,
+        first_token_s=np.array(first),
+        last_token_s=np.array(last),
+        requests=pl.DataFrame({"prompt_tokens": [1] * n, "output_tokens": tokens}),
+        block_size=16,
+        facts=EngineFacts(),
+        observed=observed,
+    )
+
+
+def good_rows() -> list[dict[str, Any]]:
+    return [
+        {
+            "request_id": f"bench-{i}",
+            "input_toks": 100 + i,
+            "output_toks": 5,
+            "arrival_time": 1.7e9 + i,
+            "queued_ts": 500.0 + i + 0.002,
+            "first_token_ts": 500.3 + i,
+            "last_token_ts": 500.5 + i,
+        }
+        for i in range(6)
+    ]

@@ -38,7 +38,9 @@ def report(calibration: Calibration, console: Console) -> None:
             console.print(line)
     for one in calibration.determined:
         if one.reason is not None:
-            console.print(f"not identified: {one.name}: {one.reason}; the start's value largely stays")
+            console.print(f"not identified: {one.name}: {one.reason}")
+    if any(one.reason is not None for one in calibration.determined):
+        console.print("(not identified: the runs explain less than half of the prior's variance)", style="dim")
     for a, b, value in calibration.correlations:
         console.print(f"known only together: {a} and {b} (correlation {value:+.2f})")
     for note in calibration.notes:

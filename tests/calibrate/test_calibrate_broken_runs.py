@@ -9,28 +9,13 @@ from typing import Any
 
 import polars as pl
 import pytest
-from synthetic_run import write_lines
+from synthetic_run import good_rows, write_lines
 
 from leap_rs import TraceError
 from leap_rs.calibrate import read_runs
 from leap_rs.trace import read_trace, write_trace
 
 Row = dict[str, Any]
-
-
-def good_rows() -> list[Row]:
-    return [
-        {
-            "request_id": f"bench-{i}",
-            "input_toks": 100 + i,
-            "output_toks": 5,
-            "arrival_time": 1.7e9 + i,
-            "queued_ts": 500.0 + i + 0.002,
-            "first_token_ts": 500.3 + i,
-            "last_token_ts": 500.5 + i,
-        }
-        for i in range(6)
-    ]
 
 
 def without(key: str) -> Callable[[Row], Row]:

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy.signal import lfilter
-from synthetic_run import true_cost
-from test_errors import run_of
+from synthetic_run import run_of, true_cost
 
 from leap_rs.calibrate.fit import Fit, Parameters
 from leap_rs.calibrate.forward import Simulated

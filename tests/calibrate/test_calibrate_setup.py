@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_run import write_lines
-from test_broken_runs import good_rows
+from synthetic_run import good_rows, write_lines
 
 from leap_rs import ConfigError
 from leap_rs.calibrate import MeasuredRun, read_runs

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import polars as pl
 import pytest
+from synthetic_run import run_of
 
 from leap_rs.calibrate.errors import metric_errors, occupancy, worst
 from leap_rs.calibrate.forward import Simulated, step_values
-from leap_rs.calibrate.measured import EngineFacts, MeasuredRun, Observed
-
-
-def run_of(
-    first: list[float], last: list[float], tokens: list[int], observed: Observed | None = None, late: float = 0.0
-) -> MeasuredRun:
-    n = len(first)
-    queued = np.arange(n, dtype=np.float64)
-    return MeasuredRun(
-        path=Path("run"),
-        name="run",
-        format="test",
-        planned_s=queued - late,
-        sent_s=queued,
-        queued_s=queued,
-        first_token_s=np.array(first),
-        last_token_s=np.array(last),
-        requests=pl.DataFrame({"prompt_tokens": [1] * n, "output_tokens": tokens}),
-        block_size=16,
-        facts=EngineFacts(),
-        observed=observed,
-    )
+from leap_rs.calibrate.measured import Observed
 
 
 def simulated(first: list[float], last: list[float], **more: object) -> Simulated:

@@ -89,3 +89,10 @@ def test_runs_of_two_models_are_refused(tmp_path: Path) -> None:
 def test_an_unknown_preset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no preset 'b200'"):
         choose([run_with(tmp_path / "run", {})], engine="b200")
+
+
+@pytest.mark.parametrize(("together", "told"), [(True, False), (False, True)])
+def test_ranks_that_do_not_wait_for_each_other_are_told(tmp_path: Path, together: bool, told: bool) -> None:
+    run = run_with(tmp_path / "run", {"engine_kwargs": {"data_parallel_size": 2, "enable_expert_parallel": together}})
+    assert run.facts.data_parallel_size == 2
+    assert any("simulated in lock-step" in note for note in run.notes) == told

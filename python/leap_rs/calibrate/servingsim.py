@@ -40,9 +40,13 @@ def read(log: Path, workload: Path | None = None) -> MeasuredRun:
     """The run whose requests are in `log`."""
     rows, notes = _rows(log)
     meta = _meta(log.with_name(META))
+    name = log.parent.name if log.name == LOG else log.stem
     if not meta:
         notes.append(f"no {META}: model, card and limits of the engine are not known from the run")
     arrival, queued, first, last = (np.array([row[key] for row in rows], dtype=np.float64) for key in TIMES)
+    facts = _facts(meta, name)
+    if (facts.data_parallel_size or 1) > 1 and _inside(meta, "engine_kwargs").get("enable_expert_parallel") is False:
+        notes.append("ranks without expert parallelism do not wait for each other, but are simulated in lock-step")
     # Numbers near 1.8e9 have no room for microseconds' differences with small ones: each clock gets its own zero first.
     unix_zero, engine_zero = arrival.min(), queued.min()
     sent = arrival - unix_zero
@@ -68,7 +72,6 @@ def read(log: Path, workload: Path | None = None) -> MeasuredRun:
         planned = plan.arrival_s + (sent - plan.arrival_s).min()
         if plan.blocks is not None:
             requests = requests.with_columns(plan.blocks)
-    name = log.parent.name if log.name == LOG else log.stem
     return MeasuredRun(
         path=log,
         name=name,
@@ -80,7 +83,7 @@ def read(log: Path, workload: Path | None = None) -> MeasuredRun:
         last_token_s=last[order],
         requests=requests[order],
         block_size=block,
-        facts=_facts(meta, name),
+        facts=facts,
         observed=_observed(log.with_name(SERIES), meta, unix_zero, float(offset.min())),
         notes=tuple(notes),
     )

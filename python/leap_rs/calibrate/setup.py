@@ -71,7 +71,7 @@ def choose(
         known = {**run.facts.limits, **given}
         ranks = known.pop(DATA_PARALLEL, None) or run.facts.data_parallel_size
         core, stated = resolve(build({"engine": engine, "cost_model": cost_model, **known}))
-        if ranks is not None and ranks > 1:
+        if ranks is not None and ranks != core.get(DATA_PARALLEL, 1):
             core[DATA_PARALLEL] = int(ranks)
         cores.append(core)
         missing = [key for key in LIMITS[:3] if key not in known]

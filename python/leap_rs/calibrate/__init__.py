@@ -1,0 +1,13 @@
+"""Calibration: step-time coefficients of an engine from the times that real requests took on it.
+
+`calibrate` is the Python face of the `leap-calibrate` command. The forward model is the replayer's own simulation, so what
+is fitted is what `leap-replay --cost-model` then uses.
+"""
+
+from __future__ import annotations
+
+from .calibration import Calibration, CalibrationOptions, calibrate
+from .measured import MeasuredRun
+from .runs import read_runs
+
+__all__ = ["Calibration", "CalibrationOptions", "MeasuredRun", "calibrate", "read_runs"]

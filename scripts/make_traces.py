@@ -9,7 +9,6 @@ data give the same bytes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from leap_rs._leap import PromptFeatures, spearman
+from leap_rs.calibrate.workload import block_hashes
 from leap_rs.trace import load, write_trace
 
 Floats = npt.NDArray[np.float64]
@@ -159,7 +159,7 @@ def measured_run(requests: Path, workload: Path) -> pl.DataFrame:
             "prompt_tokens": [row["input_toks"] for row in log],
             "output_tokens": [row["output_toks"] for row in log],
             "finish_reason": ["length"] * len(log),
-            "prefix_blocks": [block_hashes(was["input_tok_ids"]) for was in planned],
+            "prefix_blocks": [block_hashes(was["input_tok_ids"], BLOCK_SIZE) for was in planned],
             "measured_queued_s": measured("queued_ts"),
             "measured_first_token_s": measured("first_token_ts"),
             "measured_last_token_s": measured("last_token_ts"),
@@ -167,17 +167,6 @@ def measured_run(requests: Path, workload: Path) -> pl.DataFrame:
         schema_overrides={"prefix_blocks": pl.List(pl.UInt64)},
     )
     return frame.sort("arrival_s", maintain_order=True)
-
-
-def block_hashes(tokens: list[int]) -> list[int]:
-    """One hash a full block, each over its block and the hash before it: equal leading hashes mean an equal prefix."""
-    hashes: list[int] = []
-    previous = b""
-    for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
-        block = np.array(tokens[start : start + BLOCK_SIZE], dtype="<u4").tobytes()
-        previous = hashlib.blake2b(previous + block, digest_size=8).digest()
-        hashes.append(int.from_bytes(previous, "little"))
-    return hashes
 
 
 @dataclass(frozen=True)

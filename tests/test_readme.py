@@ -6,14 +6,16 @@ import re
 import shlex
 from pathlib import Path
 
+import click
 import polars as pl
 import pytest
 from typer.main import get_command
 
-import leap_rs.fit.command as fit
 from leap_rs import ReplayResult
-from leap_rs.replay.command import app as replay_app
-from leap_rs.replay.command import expand as expand_replay
+from leap_rs.calibrate import command as calibrate
+from leap_rs.fit import command as fit
+from leap_rs.replay import command as replay
+from leap_rs.trace import command as trace
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -22,11 +24,20 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
+COMMANDS = {
+    "leap-trace": (trace.app, trace.expand),
+    "leap-calibrate": (calibrate.app, list),
+    "leap-fit": (fit.app, fit.expand),
+    "leap-replay": (replay.app, replay.expand),
+}
+
+
 def commands() -> list[list[str]]:
-    """The words of every leap-replay and leap-fit call in the README."""
+    """The words of every call of a command in the README."""
+    readme = README.read_text(encoding="utf-8")
     text = "\n".join(blocks("")).replace("\\\n", " ")
-    text += "\n" + "\n".join(re.findall(r"`(leap-(?:replay|fit) [^`\n]+)`", README.read_text(encoding="utf-8")))
-    lines = [line for line in text.splitlines() if line.startswith(("leap-replay ", "leap-fit "))]
+    text += "\n" + "\n".join(re.findall(rf"`((?:{'|'.join(COMMANDS)}) [^`\n]+)`", readme))
+    lines = [line for line in text.splitlines() if line.partition(" ")[0] in COMMANDS]
     return [shlex.split(line.split(" > ")[0], comments=True) for line in lines]
 
 
@@ -46,12 +57,14 @@ def test_python(tmp_path: Path, traces: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_commands_are_spelled_right(words: list[str]) -> None:
     name, *rest = words
-    command, rest = (
-        (get_command(replay_app), expand_replay(rest))
-        if name == "leap-replay"
-        else (get_command(fit.app), fit.expand(rest))
-    )
+    app, expand = COMMANDS[name]
     # Parses every option with its type and refuses one that does not exist; --help says nothing on values.
-    context = command.make_context(name, rest)
+    context = get_command(app).make_context(name, expand(rest))
+    if name == "leap-trace":
+        group = context.command
+        assert isinstance(group, click.Group)
+        sub, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
+        assert command is not None
+        context = command.make_context(sub, rest, parent=context)
     assert context.args == []
     assert context.params

@@ -27,6 +27,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "PART_BYTES", 64)
     monkeypatch.setattr(order, "ROWS_IN_MEMORY", 20)
     monkeypatch.setattr(order, "SMALLEST_BLOCK", 2)
+    monkeypatch.setattr(order, "ROWS_A_PART", 3)
     monkeypatch.setattr(parquet, "PART_ROWS", 7)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -14,6 +16,7 @@ from leap_rs.trace.files import reason
 
 ROWS_IN_MEMORY = 2_000_000
 SMALLEST_BLOCK = 8192
+ROWS_A_PART = 65_536
 
 
 def in_order(frames: Iterator[pl.DataFrame], key: str, path: Path) -> Iterator[pl.DataFrame]:
@@ -51,23 +54,40 @@ def blocks(path: Path, rows: int) -> Iterator[pl.DataFrame]:
 
 def merged(runs: Sequence[Iterator[pl.DataFrame]], key: str) -> Iterator[pl.DataFrame]:
     """One run of several that are each ordered by `key`; rows with equal keys stay in the order of the runs."""
-    heads = {number: head for number, run in enumerate(runs) if (head := _filled(run)) is not None}
+    heads = {number: head for number, run in enumerate(runs) if (head := _next(run, key)) is not None}
+    ready: list[pl.DataFrame] = []
     while heads:
         # Up to the smallest last key nothing can still come but rows equal to it, and those only from that run on.
-        bound, limit = min((head[key][-1], number) for number, head in heads.items())
+        bound, limit = min((head.last, number) for number, head in heads.items())
         pieces: list[pl.DataFrame] = []
         for number, head in list(heads.items()):
-            count = int(head[key].search_sorted(bound, side="right" if number <= limit else "left"))
-            if count == 0:
+            if head.first > bound:
                 continue
-            pieces.append(head.head(count))
-            rest = head.slice(count) if count < head.height else _filled(runs[number])
+            count = int(head.frame[key].search_sorted(bound, side="right" if number <= limit else "left"))
+            pieces.append(head.frame.head(count))
+            rest = _head(head.frame.slice(count), key) if count < head.frame.height else _next(runs[number], key)
             if rest is None:
                 del heads[number]
             else:
                 heads[number] = rest
-        yield pl.concat(pieces).sort(key, maintain_order=True)
+        ready.append(pl.concat(pieces).sort(key, maintain_order=True))
+        if sum(frame.height for frame in ready) >= ROWS_A_PART or not heads:
+            yield pl.concat(ready)
+            ready = []
 
 
-def _filled(run: Iterator[pl.DataFrame]) -> pl.DataFrame | None:
-    return next((frame for frame in run if frame.height), None)
+@dataclass(frozen=True)
+class _Head:
+    """The rows of a run that are in memory, with their first and last key at hand."""
+
+    frame: pl.DataFrame
+    first: Any
+    last: Any
+
+
+def _head(frame: pl.DataFrame, key: str) -> _Head:
+    return _Head(frame, frame[key][0], frame[key][-1])
+
+
+def _next(run: Iterator[pl.DataFrame], key: str) -> _Head | None:
+    return next((_head(frame, key) for frame in run if frame.height), None)

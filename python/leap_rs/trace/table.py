@@ -11,7 +11,7 @@ import polars as pl
 from leap_rs._leap import TraceError
 from leap_rs.trace.files import head, reason
 
-PART_BYTES = 16 * 2**20
+PART_BYTES = 8 * 2**20
 LONGEST_LINE = 64 * 2**20
 
 LINE = "line"

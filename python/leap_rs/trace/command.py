@@ -24,6 +24,11 @@ app = typer.Typer(
 )
 
 
+def expand(words: Sequence[str]) -> list[str]:
+    """`--label A B` as `--label A --label B`; a trace to merge is no label."""
+    return terminal.expand(words, {"--label": lambda word: not word.endswith(SUFFIX)})
+
+
 class Unit(str, Enum):
     """Units of time that a trace may be in."""
 
@@ -230,9 +235,8 @@ def _as_typed(error: LeapError) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 done, 1 a `LeapError` (one line on stderr), 2 wrong usage, 130 interrupted."""
-    given = sys.argv[1:] if words is None else words
     try:
-        app(args=terminal.expand(given, {"--label": lambda word: not word.endswith(SUFFIX)}), prog_name="leap-trace")
+        app(args=expand(sys.argv[1:] if words is None else words), prog_name="leap-trace")
     except KeyboardInterrupt:
         print("leap-trace: interrupted", file=sys.stderr)
         sys.exit(terminal.INTERRUPTED)

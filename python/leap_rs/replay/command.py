@@ -18,14 +18,17 @@ from leap_rs.terminal import looks_like
 from . import arguments
 
 if TYPE_CHECKING:
-    from .results import ReplayResult
+    from .results import ResultObject
 
 # Plain help: boxes cut long option names at 80 columns.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 # Options that take several values after one name in vllm bench serve, and what such a value looks like.
 _SEVERAL = {"--goodput": looks_like(r"\w+:\S+"), "--metadata": looks_like(r"[^\s=-][^=]*=.*")}
-_NOT_OPTIONS = ("trace", "policy", "json_output", "save_result", "result_dir", "result_filename", "strict", "sort")
+_NOT_OPTIONS = (
+    *("trace", "policy", "json_output", "save_result", "result_dir", "result_filename", "strict", "sort"),
+    *("tune", "objective"),
+)
 
 
 def expand(words: Sequence[str]) -> list[str]:
@@ -71,6 +74,8 @@ def leap_replay(
     strict: arguments.Strict = False,
     sort: arguments.Sort = False,
     threads: arguments.Threads = None,
+    tune: arguments.Tune = None,
+    objective: arguments.TuneObjective = None,
 ) -> None:
     """Replay a recorded trace under several scheduling policies on a simulated vLLM engine, and say what they change.
 
@@ -82,7 +87,10 @@ def leap_replay(
     with terminal.ending("leap-replay", _as_typed):
         if not save_result and (result_dir is not None or result_filename is not None):
             raise ConfigError("--result-dir and --result-filename: need --save-result")
-        result = _replay(trace, given, strict=strict, sort=sort)
+        if objective is not None and tune is None:
+            raise ConfigError("--objective: goes with --tune; of a policy it is a key (--policy leap:objective=e2el)")
+        search = None if tune is None else (tune, "ptl" if objective is None else objective.value)
+        result = _replay(trace, given, search, strict=strict, sort=sort)
         saved = _save(result, trace, result_dir or Path(), result_filename) if save_result else None
         _show(result, as_json=json_output)
         if saved is not None:
@@ -103,7 +111,9 @@ def _as_typed(error: LeapError) -> str:
     return f"--{name.replace('_', '-')}{text[found.end() :]}"
 
 
-def _replay(trace: Path, given: dict[str, Any], *, strict: bool, sort: bool) -> ReplayResult:
+def _replay(
+    trace: Path, given: dict[str, Any], search: tuple[str, str] | None, *, strict: bool, sort: bool
+) -> ResultObject:
     # Imported late: --help and a wrong option need neither polars nor the core.
     from leap_rs.trace import ReadOptions
 
@@ -111,11 +121,16 @@ def _replay(trace: Path, given: dict[str, Any], *, strict: bool, sort: bool) -> 
     from .run import run
 
     options = build(given)
+    read_options = ReadOptions(strict=strict, sort=sort)
     with _progress_bar() as progress:
-        return run(trace, options, read_options=ReadOptions(strict=strict, sort=sort), progress=progress)
+        if search is not None:
+            from .tune.run import run_tune
+
+            return run_tune(trace, *search, options, read_options=read_options, progress=progress)
+        return run(trace, options, read_options=read_options, progress=progress)
 
 
-def _save(result: ReplayResult, trace: Path, directory: Path, name: str | None) -> Path:
+def _save(result: ResultObject, trace: Path, directory: Path, name: str | None) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -124,8 +139,9 @@ def _save(result: ReplayResult, trace: Path, directory: Path, name: str | None) 
 
 
 def default_filename(document: dict[str, Any], trace: Path) -> str:
-    """`leap-replay-TRACE-LOAD.json`, LOAD as it was asked for: `load1.2`, `2.5qps`, `sweep` or `recorded`."""
-    points = document["config"]["points"]
+    """`leap-replay-TRACE-LOAD.json` (`leap-tune-...` of a search), LOAD as it was asked for: `load1.2`, `2.5qps`, `sweep` or `recorded`."""
+    config = document["config"]
+    points = config.get("points", [config])
     point = points[0]
     if len(points) > 1:
         load = "sweep"
@@ -135,10 +151,11 @@ def default_filename(document: dict[str, Any], trace: Path) -> str:
         load = f"{point['request_rate']}qps"
     else:
         load = "recorded"
-    return f"leap-replay-{trace.stem}-{load}.json"
+    kind = "leap-tune" if "leap_tune_version" in document else "leap-replay"
+    return f"{kind}-{trace.stem}-{load}.json"
 
 
-def _show(result: ReplayResult, *, as_json: bool) -> None:
+def _show(result: ResultObject, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(result.to_json() + "\n")
         sys.stdout.flush()
@@ -146,11 +163,13 @@ def _show(result: ReplayResult, *, as_json: bool) -> None:
     from rich.console import Console
 
     from .report import WIDTH, render
+    from .tune.report import render as render_search
 
     own_width = Console().width if sys.stdout.isatty() else WIDTH
     console = Console(width=max(own_width, WIDTH), highlight=False)
+    document = result.to_dict()
     with console.capture() as capture:
-        render(result.to_dict(), console, text_width=own_width)
+        (render_search if "leap_tune_version" in document else render)(document, console, text_width=own_width)
     sys.stdout.write(capture.get())
     sys.stdout.flush()
 

@@ -29,15 +29,14 @@ PREDICTION_KEYS = ("spearman", "kendall_tau_b", "mae_tokens")
 POINT_KEYS = ("load", "request_rate", "decode_slots", "max_num_seqs", "aging_rate")
 
 
-class ReplayResult:
-    """The outcome of one replay. `notes` say what was left out or assumed, `conclusions` what the numbers mean."""
+class ResultObject:
+    """What a command found. `notes` say what was left out or assumed, `conclusions` what the numbers mean."""
 
-    def __init__(self, document: dict[str, Any], requests: pl.DataFrame | None = None) -> None:
+    def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
-        self._requests = requests
 
     def to_dict(self) -> dict[str, Any]:
-        """The result object: plain lists, numbers, strings and None, the same that `leap-replay --json` prints."""
+        """The result object: plain lists, numbers, strings and None, the same that `--json` prints."""
         copy: dict[str, Any] = json.loads(self.to_json())
         return copy
 
@@ -65,8 +64,16 @@ class ReplayResult:
 
     @property
     def conclusions(self) -> list[str]:
-        """What the numbers mean, one sentence a point of the sweep."""
+        """What the numbers mean, in sentences; of a replay one a point of the sweep."""
         return list(self._document["conclusions"])
+
+
+class ReplayResult(ResultObject):
+    """The outcome of one replay."""
+
+    def __init__(self, document: dict[str, Any], requests: pl.DataFrame | None = None) -> None:
+        super().__init__(document)
+        self._requests = requests
 
     @property
     def requests(self) -> pl.DataFrame:

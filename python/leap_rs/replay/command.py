@@ -120,13 +120,14 @@ def _replay(
     from .options import build
     from .run import run
 
-    options = build(given)
     read_options = ReadOptions(strict=strict, sort=sort)
-    with _progress_bar() as progress:
-        if search is not None:
-            from .tune.run import run_tune
+    if search is not None:
+        from .tune.run import run_tune
 
-            return run_tune(trace, *search, options, read_options=read_options, progress=progress)
+        with _progress_bar() as progress:
+            return run_tune(trace, *search, given, read_options=read_options, progress=progress)
+    options = build(given)
+    with _progress_bar() as progress:
         return run(trace, options, read_options=read_options, progress=progress)
 
 

@@ -35,8 +35,17 @@ class Bound:
         """The metric's key in a result object."""
         return key_of(self.metric)
 
+    @property
+    def relation(self) -> str:
+        """As it is written."""
+        return "<=" if self.at_most else ">="
+
     def __str__(self) -> str:
-        return f"{self.metric}{'<=' if self.at_most else '>='}{self.factor:g}"
+        return f"{self.metric}{self.relation}{self.factor:g}"
+
+    def to_dict(self) -> dict[str, str | float]:
+        """Its entry in a result object."""
+        return {"metric": self.metric, "relation": self.relation, "factor": self.factor}
 
     def excess(self, ratio: float) -> float:
         """How far beyond the bound a ratio to fcfs lies: 1 is just at it, more breaks it."""
@@ -68,7 +77,7 @@ def _one(part: str) -> Bound:
     metric, sign, number = found.groups()
     _require_metric(metric)
     bound = Bound(metric, _factor(metric, number))
-    wanted = "<=" if bound.at_most else ">="
+    wanted = bound.relation
     if sign != wanted:
         better = "low" if bound.at_most else "high"
         raise ConfigError(f"tune: {metric} is good when it is {better}, so its bound is {metric}{wanted}{number}")

@@ -15,6 +15,8 @@ from .search import Check, Found, checks
 
 VERSION = 1
 SHOWN = ("mean_ptl", "mean_e2el", "p99_e2el", "p99_ptl", "request_throughput")
+# Percent below which a gain is none, however sure: the engine model is not that good.
+WORTH = 1.0
 NAMES = {"mean_ptl": "mean PTL", "mean_e2el": "mean E2EL"}
 
 
@@ -63,6 +65,11 @@ def entry(name: str, one: Measured, base: Measured, bounds: Sequence[Bound]) -> 
     }
 
 
+def entries(named: Mapping[str, Measured], base: Measured, bounds: Sequence[Bound]) -> list[dict[str, Any]]:
+    """Several of them."""
+    return [entry(name, one, base, bounds) for name, one in named.items()]
+
+
 def half(bench: Bench, named: Mapping[str, Measured], bounds: Sequence[Bound], rows: Sequence[int]) -> dict[str, Any]:
     """One half with everything that is reported of it."""
     return {
@@ -72,7 +79,7 @@ def half(bench: Bench, named: Mapping[str, Measured], bounds: Sequence[Bound], r
         "duration_s": bench.duration_s,
         "request_rate": bench.rate,
         "queue": bench.queue,
-        "results": [entry(name, one, bench.fcfs, bounds) for name, one in named.items()],
+        "results": entries(named, bench.fcfs, bounds),
     }
 
 
@@ -120,7 +127,10 @@ def _of_chosen(unseen: Mapping[str, Measured], bounds: Sequence[Bound], objectiv
     sentences = [f"On the half that the search did not see, the chosen setting {_effect(gain, what)} against fcfs."]
     sentences += [_kept(check) for check in found]
     if not _clear_cut(gain):
-        sentences.append("The gain is within the noise: nothing is worth switching on.")
+        noise = gain.ci95 is not None and gain.ci95[0] <= 0 <= gain.ci95[1]
+        why = "There is no gain there" if gain.mean > 0 and not noise else f"The gain is below {WORTH:g} %"
+        why = "The gain is within the noise" if noise else why
+        sentences.append(f"{why}: nothing is worth switching on.")
         return Verdict("no_gain", "fcfs", held, sentences)
     recommend = "leap" if chosen.candidate.levers else "max_num_seqs"
     plain = unseen.get("fcfs_at_chosen")
@@ -133,7 +143,7 @@ def _of_chosen(unseen: Mapping[str, Measured], bounds: Sequence[Bound], objectiv
             f"{_effect(adds, what)}, with {limits} (--max-num-seqs {seqs} makes that what the bound is relative to)."
         )
         alone = _clear_cut(plain.change(base, objective)) and all(check.holds for check in checks(plain, base, bounds))
-        if not _clear_cut(adds) and alone:
+        if alone and not _clear_cut(adds):
             recommend = "max_num_seqs"
             text += f" So --max-num-seqs {seqs} is what is worth switching on."
         sentences.append(text)
@@ -157,8 +167,8 @@ def worth(one: Measured, base: Measured, bounds: Sequence[Bound], objective: str
 
 
 def _clear_cut(change: Estimate) -> bool:
-    """Whether an objective is lower for all that its interval holds."""
-    return change.mean < 0 if change.ci95 is None else change.ci95[1] < 0
+    """Whether an objective is lower by a percent or more, and lower for all that its interval holds."""
+    return change.mean <= -WORTH and (change.ci95 is None or change.ci95[1] < 0)
 
 
 def _effect(change: Estimate, what: str) -> str:

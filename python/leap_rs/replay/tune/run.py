@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
@@ -15,9 +17,9 @@ from leap_rs.replay.options import Options, build
 from leap_rs.replay.run import open_trace
 from leap_rs.trace import Trace
 
-from .bound import parse
+from .bound import Bound, key_of, parse
 from .measure import Bench, Measured
-from .outcome import SHOWN, VERSION, TuneResult, half, verdict, worth
+from .outcome import SHOWN, VERSION, TuneResult, Verdict, entries, half, verdict, worth
 from .search import Found, Search
 from .server import replay_command, server_options
 from .space import Candidate, Space, default_space, fcfs
@@ -70,94 +72,161 @@ def tune(
     Raises `ConfigError` for an option that cannot be used, `TraceError` and `ReadoutError` for the inputs.
     """
     values = {"load": load, "seeds": seeds, **options}
-    return run_tune(trace, bound, objective, build(values), progress=progress)
+    return run_tune(trace, bound, objective, values, progress=progress)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked: a trace in halves, an engine, bounds and an objective."""
+
+    trace: Trace
+    path: Path | None
+    first: Trace
+    second: Trace
+    options: Options
+    """As given."""
+    used: Options
+    """As each half is replayed."""
+    engine: dict[str, Any]
+    stock: int
+    """Sequences of the engine as it is."""
+    space: Space
+    seqs_given: bool
+    """Whether the user said which numbers of sequences to search."""
+    bounds: tuple[Bound, ...]
+    objective: str
+    metrics: tuple[str, ...]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether halves are replayed over and over because they are short."""
+        return self.used.num_prompts != self.options.num_prompts
+
+    def bench(self, half: Trace) -> Bench:
+        """One of the halves, ready to replay."""
+        return Bench(half, self.used, self.stock, self.metrics)
+
+
+def case_of(
+    source: str | os.PathLike[str] | pl.DataFrame,
+    bound: str,
+    objective: str,
+    values: Mapping[str, Any],
+    read_options: ReadOptions | None,
+) -> Case:
+    """Check everything, read the trace and split it."""
+    # Apart: of a replay an option is either swept or given, here it is the engine's own and the values to search.
+    swept = build({"sweep": values.get("sweep") or {}}).sweep
+    options = build({name: value for name, value in values.items() if name != "sweep"})
+    bounds = parse(bound, options.goodput)
+    if objective not in ("ptl", "e2el"):
+        raise ConfigError(f"objective: expected ptl or e2el, got {objective!r}")
+    _require_searchable(options)
+    core_engine, engine = engines.resolve(options)
+    stock = int(core_engine["max_num_seqs"])
+    space = default_space(stock, max_num_batched_tokens=int(core_engine["max_num_batched_tokens"]), swept=swept)
+    trace, path = open_trace(source, read_options)
+    first, second = halves(trace)
+    num_prompts = options.num_prompts
+    if num_prompts is None and second.frame.height < ENOUGH * stock:
+        num_prompts = ENOUGH * stock
+    return Case(
+        trace=trace,
+        path=path,
+        first=first,
+        second=second,
+        options=options,
+        used=options.model_copy(update={"num_prompts": num_prompts}),
+        engine=engine,
+        stock=stock,
+        space=space,
+        seqs_given="max_num_seqs" in swept,
+        bounds=bounds,
+        objective=f"mean_{objective}",
+        metrics=(*SHOWN, *(one.metric for one in bounds)),
+    )
 
 
 def run_tune(
     source: str | os.PathLike[str] | pl.DataFrame,
     bound: str,
     objective: str,
-    options: Options,
+    values: Mapping[str, Any],
     *,
     read_options: ReadOptions | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> TuneResult:
-    """Search with options that are already validated."""
-    bounds = parse(bound, options.goodput)
-    target = _objective(objective)
-    _require_searchable(options)
-    core_engine, engine = engines.resolve(options)
-    stock = int(core_engine["max_num_seqs"])
-    space = default_space(stock, max_num_batched_tokens=int(core_engine["max_num_batched_tokens"]), swept=options.sweep)
-    trace, path = open_trace(source, read_options)
-    first, second = halves(trace)
-    repeated = options.num_prompts is None and second.frame.height < ENOUGH * stock
-    num_prompts = ENOUGH * stock if repeated else options.num_prompts
-    used = options.model_copy(update={"num_prompts": num_prompts, "sweep": {}})
-    metrics = (*SHOWN, *(bound.metric for bound in bounds))
-
-    def searched(share: float) -> None:
-        if progress is not None:
-            progress(SEARCH_SHARE * share)
-
-    bench = Bench(first, used, stock, metrics)
-    found = None
-    if bench.queue.get("share_of_steps_with_queue"):
-        found = Search(bench, space, bounds, target, options.seeds, searched).run()
-    seen, unseen, held_out = _both(bench, found, second, used, stock, metrics, options.seeds)
-    decided = verdict(found, bench, unseen, bounds, target, stock)
-    if progress is not None:
-        progress(1.0)
-
-    recommended = fcfs(stock)
-    if found is not None and found.chosen is not None and decided.recommend != "fcfs":
-        chosen = found.chosen.candidate
-        recommended = chosen if decided.recommend == "leap" else fcfs(chosen.max_num_seqs)
-    beside = unseen.get("at_stock")
-    if beside is not None and not worth(beside, unseen["fcfs"], bounds, target):
-        beside = None
-    height = trace.frame.height
-    middle = first.frame.height
-    whole = num_prompts if options.num_prompts is not None or (num_prompts or 0) > height else None
-    load = options.load if isinstance(options.load, float) else None
-    if load is not None and held_out is not None and held_out.rate is not None:
-        load = held_out.rate / held_out.capacity.get(recommended.engine, held_out.rate / load)
-    notes = [str(left) for left in trace.left_out] + list(trace.notes) + bench.notes + _edge(found, options, space)
-    document: dict[str, Any] = {
-        "leap_tune_version": VERSION,
-        "trace": {"path": None if path is None else str(path), "format": trace.format, "requests": height},
-        "config": {
-            **engine,
-            **{name: getattr(used, name) for name in _CONFIG},
-            "request_rate": "inf" if options.request_rate == float("inf") else options.request_rate,
-            "repeated": repeated,
-        },
-        "bound": [
-            {"metric": one.metric, "relation": "<=" if one.at_most else ">=", "factor": one.factor} for one in bounds
-        ],
-        "objective": f"{target}_ms",
-        "space": space.to_dict(),
-        "effort": {
-            "candidates": 0 if found is None else found.tried,
-            "simulations": bench.simulations,
-            "rounds": [] if found is None else found.rounds,
-        },
-        "candidates": half(bench, _finalists(found), bounds, (0, middle))["results"],
-        "chosen": None if found is None or found.chosen is None else found.chosen.candidate.to_dict(),
-        "nearest": None if found is None or found.nearest is None else found.nearest.candidate.to_dict(),
-        "search": half(bench, seen, bounds, (0, middle)),
-        "held_out": None if held_out is None else half(held_out, unseen, bounds, (middle, height)),
-        "verdict": decided.to_dict(),
-        "server": server_options(recommended, options),
-        "server_at_stock": None if beside is None else server_options(beside.candidate, options),
-        "replay_command": replay_command(path, recommended, options, load=load, num_prompts=whole),
-        "notes": list(dict.fromkeys(notes)),
-        "conclusions": decided.sentences,
-    }
+    """Search, with the other options as a replay takes them."""
+    told = progress or (lambda _: None)
+    case = case_of(source, bound, objective, values, read_options)
+    options = case.options
+    bench = case.bench(case.first)
+    found = Found()
+    if queued := bool(bench.queue.get("share_of_steps_with_queue")):
+        search = Search(
+            bench, case.space, case.bounds, case.objective, options.seeds, lambda share: told(SEARCH_SHARE * share)
+        )
+        found = search.run()
+    seen, unseen, other = _both(case, bench, found)
+    told(1.0)
+    decided = verdict(found if queued else None, bench, unseen, case.bounds, case.objective, case.stock)
+    document = _document(case, found, decided, (bench, seen), None if other is None else (other, unseen))
     for key in options.metadata:
         if key in document:
             raise ConfigError(f"metadata: {key!r} is a key of the result itself")
     return TuneResult({**document, **options.metadata})
+
+
+Half = tuple[Bench, dict[str, Measured]]
+
+
+def _document(case: Case, found: Found, decided: Verdict, searched: Half, judged: Half | None) -> dict[str, Any]:
+    options, trace, bounds, bench = case.options, case.trace, case.bounds, searched[0]
+    middle, height = case.first.frame.height, trace.frame.height
+    recommended = fcfs(case.stock)
+    if found.chosen is not None and decided.recommend != "fcfs":
+        chosen = found.chosen.candidate
+        recommended = chosen if decided.recommend == "leap" else fcfs(chosen.max_num_seqs)
+    beside = None if judged is None else judged[1].get("at_stock")
+    if judged is not None and beside is not None and not worth(beside, judged[0].fcfs, bounds, case.objective):
+        beside = None
+    return {
+        "leap_tune_version": VERSION,
+        "trace": {"path": None if case.path is None else str(case.path), "format": trace.format, "requests": height},
+        "config": {
+            **case.engine,
+            **{name: getattr(case.used, name) for name in _CONFIG},
+            "request_rate": "inf" if options.request_rate == math.inf else options.request_rate,
+            "repeated": case.repeated,
+        },
+        "bound": [one.to_dict() for one in bounds],
+        "objective": key_of(case.objective),
+        "space": case.space.to_dict(),
+        "effort": {"candidates": found.tried, "simulations": bench.simulations, "rounds": found.rounds},
+        "candidates": entries({str(i): one for i, one in enumerate(found.finalists, 1)}, bench.fcfs, bounds),
+        "chosen": None if found.chosen is None else found.chosen.candidate.to_dict(),
+        "nearest": None if found.nearest is None else found.nearest.candidate.to_dict(),
+        "search": half(*searched, bounds, (0, middle)),
+        "held_out": None if judged is None else half(*judged, bounds, (middle, height)),
+        "verdict": decided.to_dict(),
+        "server": server_options(recommended, options),
+        "server_at_stock": None if beside is None else server_options(beside.candidate, options),
+        "replay_command": _again(case, recommended, judged),
+        "notes": list(dict.fromkeys([*map(str, trace.left_out), *trace.notes, *bench.notes, *_edge(found, case)])),
+        "conclusions": decided.sentences,
+    }
+
+
+def _again(case: Case, recommended: Candidate, judged: Half | None) -> str | None:
+    """The command that replays the recommended policy on the whole trace."""
+    options, wanted = case.options, case.used.num_prompts
+    if case.repeated and wanted is not None and wanted <= case.trace.frame.height:
+        wanted = None  # the whole trace is long enough
+    load = options.load if isinstance(options.load, float) else None
+    if load is not None and judged is not None and judged[0].rate is not None:
+        # Load is relative to the engine's own capacity: the same requests a second are another load to this one.
+        load *= judged[0].capacity[case.stock, None] / judged[0].capacity[recommended.engine]
+    return replay_command(case.path, recommended, options, load=load, num_prompts=wanted)
 
 
 def halves(trace: Trace) -> tuple[Trace, Trace]:
@@ -171,53 +240,34 @@ def halves(trace: Trace) -> tuple[Trace, Trace]:
     return first, second
 
 
-def _both(
-    bench: Bench,
-    found: Found | None,
-    second: Trace,
-    options: Options,
-    stock: int,
-    metrics: tuple[str, ...],
-    seeds: int,
-) -> tuple[dict[str, Measured], dict[str, Measured], Bench | None]:
+def _both(case: Case, bench: Bench, found: Found) -> tuple[dict[str, Measured], dict[str, Measured], Bench | None]:
     """What is reported of each half by name, and the other half where something was chosen to be replayed on it."""
     seen = {"fcfs": bench.fcfs, "leap": bench.leap}
-    if found is None or found.chosen is None:
-        if found is not None and found.nearest is not None:
-            seen["nearest"] = found.nearest
-        return seen, {}, None
-    named: dict[str, Candidate] = {"chosen": found.chosen.candidate}
-    if found.chosen.candidate.max_num_seqs != stock and found.chosen.candidate.levers:
-        named["fcfs_at_chosen"] = fcfs(found.chosen.candidate.max_num_seqs)
+    if found.chosen is None:
+        return {**seen, **({} if found.nearest is None else {"nearest": found.nearest})}, {}, None
+    chosen = found.chosen.candidate
+    named = {"chosen": chosen}
+    if chosen.max_num_seqs != case.stock and chosen.levers:
+        named["fcfs_at_chosen"] = fcfs(chosen.max_num_seqs)
     if found.at_stock is not None:
         named["at_stock"] = found.at_stock.candidate
-    other = Bench(second, options, stock, metrics)
+    other = case.bench(case.second)
+    seeds = case.options.seeds
     seen |= dict(zip(named, bench.measure(named.values(), seeds), strict=True))
-    unseen = {"fcfs": other.fcfs, "leap": other.leap}
-    unseen |= dict(zip(named, other.measure(named.values(), seeds), strict=True))
-    return seen, unseen, other
+    judged = dict(zip(named, other.measure(named.values(), seeds), strict=True))
+    return seen, {"fcfs": other.fcfs, "leap": other.leap, **judged}, other
 
 
-def _edge(found: Found | None, options: Options, space: Space) -> list[str]:
+def _edge(found: Found, case: Case) -> list[str]:
     """A word where the best number of sequences may lie beyond those searched."""
-    searched = sorted({seqs for seqs, _ in space.engines})
-    chosen = None if found is None or found.chosen is None else found.chosen.candidate.max_num_seqs
-    if "max_num_seqs" in options.sweep or chosen not in (searched[0], searched[-1]) or chosen == space.stock:
+    searched = sorted({seqs for seqs, _ in case.space.engines})
+    chosen = None if found.chosen is None else found.chosen.candidate.max_num_seqs
+    if case.seqs_given or chosen not in (searched[0], searched[-1]) or chosen == case.stock:
         return []
     return [
         f"{chosen} is at the end of the numbers of sequences that were searched ({', '.join(map(str, searched))}): "
         "--sweep max-num-seqs=A,B,C looks further"
     ]
-
-
-def _finalists(found: Found | None) -> dict[str, Measured]:
-    return {} if found is None else {str(i): one for i, one in enumerate(found.finalists, 1)}
-
-
-def _objective(objective: str) -> str:
-    if objective not in ("ptl", "e2el"):
-        raise ConfigError(f"objective: expected ptl or e2el, got {objective!r}")
-    return f"mean_{objective}"
 
 
 def _require_searchable(options: Options) -> None:

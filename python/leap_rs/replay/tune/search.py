@@ -16,7 +16,7 @@ from leap_rs._leap import ConfigError
 
 from .bound import Bound, key_of
 from .measure import Bench, Estimate, Measured
-from .space import STRIDES, Candidate, Space
+from .space import Candidate, Space
 
 # Candidates that go on after a round, and those replayed on all seeds at a time.
 KEPT = 16
@@ -105,7 +105,7 @@ class Search:
         pool = self._space.candidates()
         if len(pool) > FINALISTS:
             pool = self._round(self._space.coarse(), 1)
-            for seeds, stride in zip(REFINED_ON, STRIDES, strict=True):
+            for seeds, stride in zip(REFINED_ON, self._space.strides, strict=True):
                 kept = self._kept(pool)
                 wider = [other for one in kept for other in self._space.neighbours(one, stride)]
                 pool = self._round(dict.fromkeys([*kept, *wider]), seeds)

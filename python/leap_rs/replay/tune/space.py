@@ -14,10 +14,6 @@ AGING_RATES = (
     *(0.0, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03),
     *(0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0),
 )
-# Of the aging rates a coarse grid takes every sixth: a decade apart.
-COARSE_STEP = 6
-# How far in the list of aging rates each refinement looks; together they reach every rate from the coarse ones.
-STRIDES = (3, 1)
 MEMORY_WEIGHTS = (1.0, 0.0)
 SWEPT = ("aging_rate", "decode_slots", "max_num_seqs")
 
@@ -91,6 +87,16 @@ class Space:
     engines: tuple[tuple[int, int | None], ...]
     """Pairs of sequences and decode slots."""
 
+    @property
+    def step(self) -> int:
+        """How far the aging rates of a coarse grid lie apart: about four of them, but none of them left out of reach."""
+        return min(max((len(self.aging_rates) + 2) // 4, 1), 5)
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """How far each refinement looks among the aging rates; together they reach every one from the coarse ones."""
+        return (self.step + 1) // 2, 1
+
     def candidates(self) -> list[Candidate]:
         """All of them."""
         found = []
@@ -100,7 +106,7 @@ class Space:
 
     def coarse(self) -> list[Candidate]:
         """Those from which a search starts: few aging rates, and of further engines what tells whether they pay."""
-        rates = self.aging_rates if len(self.aging_rates) < COARSE_STEP else self.aging_rates[::COARSE_STEP]
+        rates = self.aging_rates[:: self.step]
         weights = self.memory_weights[:1]
         found = self._product(self.engines[0], self.levers, rates, weights)
         for engine in self.engines[1:]:
@@ -169,10 +175,11 @@ class Space:
 
 
 def _beside(values: Iterable[float], value: float, stride: int = 1) -> list[Any]:
-    """The values so many places below and above, where there are any."""
+    """The values so many places below and above, or at the end."""
     ordered = sorted(set(values))
     at = ordered.index(value)
-    return [ordered[i] for i in (at - stride, at + stride) if 0 <= i < len(ordered)]
+    beside = (max(at - stride, 0), min(at + stride, len(ordered) - 1))
+    return [ordered[i] for i in beside if i != at]
 
 
 def default_space(

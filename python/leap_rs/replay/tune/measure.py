@@ -87,7 +87,9 @@ class Bench:
         document = first.document
         self.fcfs, self.leap = first.measured
         self.queue: dict[str, Any] = document["results"][0]["queue"]
-        self.rate: float | None = document["results"][0]["request_rate"]
+        rate = document["results"][0]["request_rate"]
+        # All at once has no rate.
+        self.rate = rate if isinstance(rate, float) else None
         self.notes: list[str] = document["notes"]
         self.replayed = int(document["trace"]["requests"])
         self.duration_s = float(document["trace"]["duration_s"])

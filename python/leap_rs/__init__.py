@@ -14,6 +14,7 @@ from leap_rs._leap import (
     select_slots,
 )
 from leap_rs.replay import ReplayResult, replay
+from leap_rs.replay.tune import TuneResult, tune
 from leap_rs.trace import read_trace, write_trace
 
 __all__ = [
@@ -26,10 +27,12 @@ __all__ = [
     "ReadoutError",
     "ReplayResult",
     "TraceError",
+    "TuneResult",
     "__version__",
     "read_trace",
     "remaining",
     "replay",
     "select_slots",
+    "tune",
     "write_trace",
 ]

@@ -222,3 +222,27 @@ Run = Annotated[
     int | None, typer.Option(help="Which of several results in one file is the trace, from 1.", show_default=False)
 ]
 Threads = Annotated[int | None, typer.Option(help="Simulations at a time.", show_default="the CPUs")]
+
+
+class Objective(str, Enum):
+    """What a search brings down."""
+
+    PTL = "ptl"
+    E2EL = "e2el"
+
+
+Tune = Annotated[
+    str | None,
+    typer.Option(
+        metavar="METRIC<=FACTOR",
+        help=(
+            "Search leap's levers, order, aging, decode slots and --max-num-seqs for the lowest --objective under a bound "
+            "relative to fcfs, such as 'p99_e2el<=1.1' or 'p99_ttft<=1,request_throughput>=0.95': on the first half of "
+            "the trace, judged on the other. Quote it."
+        ),
+    ),
+]
+TuneObjective = Annotated[
+    Objective | None,
+    typer.Option("--objective", help="With --tune: the mean to bring down.", show_default="ptl"),
+]

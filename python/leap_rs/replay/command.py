@@ -19,7 +19,8 @@ from leap_rs.terminal import looks_like
 from . import arguments, page
 
 if TYPE_CHECKING:
-    from .results import ReplayResult
+    from .results import ReplayResult, ResultObject
+    from .tune import TuneResult
 
 # Plain help: boxes cut long option names at 80 columns.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -36,6 +37,8 @@ _NOT_OPTIONS = (
     "result_filename",
     "report",
     "context",
+    "tune",
+    "objective",
     *_READ_OPTIONS,
 )
 
@@ -90,6 +93,8 @@ def leap_replay(
     tokenizer: arguments.Tokenizer = None,
     run: arguments.Run = None,
     threads: arguments.Threads = None,
+    tune: arguments.Tune = None,
+    objective: arguments.TuneObjective = None,
 ) -> None:
     """Replay a recorded trace under several scheduling policies on a simulated vLLM engine, and say what they change.
 
@@ -103,18 +108,28 @@ def leap_replay(
     with terminal.ending("leap-replay", _as_typed):
         if not save_result and (result_dir is not None or result_filename is not None):
             raise ConfigError("--result-dir and --result-filename: need --save-result")
+        if objective is not None and tune is None:
+            raise ConfigError("--objective: goes with --tune; of a policy it is a key (--policy leap:objective=e2el)")
+        if report is not None and tune is not None:
+            raise ConfigError(
+                "--report: not with --tune; the page of what it chose comes from the command that it prints"
+            )
         if report is not None:
             page.check(report)
-        result = _replay(trace, given, reading, for_page=report is not None)
-        if report is not None:
-            result.command = _command(context.obj or (), seed)
+        result: ResultObject
+        replayed = None
+        if tune is not None:
+            result = _tune(trace, tune, "ptl" if objective is None else objective.value, given, reading)
+        else:
+            result = replayed = _replay(trace, given, reading, for_page=report is not None)
         saved = _save(result, trace, result_dir or Path(), result_filename) if save_result else None
         _show(result, as_json=json_output)
         told = sys.stderr if json_output else sys.stdout
         if saved is not None:
             print(f"saved to {saved}", file=told)
-        if report is not None:
-            size = result.report(report).stat().st_size
+        if report is not None and replayed is not None:
+            replayed.command = _command(context.obj or (), seed)
+            size = replayed.report(report).stat().st_size
             print(f"report: {report} ({size / 1e6:.1f} MB)", file=told)
 
 
@@ -150,7 +165,16 @@ def _replay(trace: Path, given: dict[str, Any], reading: dict[str, Any], *, for_
         return run(trace, options, read_options=ReadOptions(**reading), for_page=for_page, progress=progress)
 
 
-def _save(result: ReplayResult, trace: Path, directory: Path, name: str | None) -> Path:
+def _tune(trace: Path, bound: str, objective: str, given: dict[str, Any], reading: dict[str, Any]) -> TuneResult:
+    from leap_rs.trace import ReadOptions
+
+    from .tune.run import run_tune
+
+    with _progress_bar() as progress:
+        return run_tune(trace, bound, objective, given, read_options=ReadOptions(**reading), progress=progress)
+
+
+def _save(result: ResultObject, trace: Path, directory: Path, name: str | None) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -159,8 +183,9 @@ def _save(result: ReplayResult, trace: Path, directory: Path, name: str | None) 
 
 
 def default_filename(document: dict[str, Any], trace: Path) -> str:
-    """`leap-replay-TRACE-LOAD.json`, LOAD as it was asked for: `load1.2`, `2.5qps`, `sweep` or `recorded`."""
-    points = document["config"]["points"]
+    """`leap-replay-TRACE-LOAD.json` (`leap-tune-...` of a search), LOAD as it was asked for: `load1.2`, `2.5qps`, `sweep` or `recorded`."""
+    config = document["config"]
+    points = config.get("points", [config])
     point = points[0]
     if len(points) > 1:
         load = "sweep"
@@ -170,10 +195,11 @@ def default_filename(document: dict[str, Any], trace: Path) -> str:
         load = f"{point['request_rate']}qps"
     else:
         load = "recorded"
-    return f"leap-replay-{trace.stem}-{load}.json"
+    kind = "leap-tune" if "leap_tune_version" in document else "leap-replay"
+    return f"{kind}-{trace.stem}-{load}.json"
 
 
-def _show(result: ReplayResult, *, as_json: bool) -> None:
+def _show(result: ResultObject, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(result.to_json() + "\n")
         sys.stdout.flush()
@@ -181,11 +207,13 @@ def _show(result: ReplayResult, *, as_json: bool) -> None:
     from rich.console import Console
 
     from .report import WIDTH, render
+    from .tune.report import render as render_search
 
     own_width = Console().width if sys.stdout.isatty() else WIDTH
     console = Console(width=max(own_width, WIDTH), highlight=False)
+    document = result.to_dict()
     with console.capture() as capture:
-        render(result.to_dict(), console, text_width=own_width)
+        (render_search if "leap_tune_version" in document else render)(document, console, text_width=own_width)
     sys.stdout.write(capture.get())
     sys.stdout.flush()
 

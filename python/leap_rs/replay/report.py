@@ -54,13 +54,13 @@ def render(document: Mapping[str, Any], console: Console, *, text_width: int | N
     """
     width = min(text_width or WIDTH, console.width)
     for line in _header(document):
-        _print(console, line, width=width)
+        paragraph(console, line, width=width)
     points = document["config"]["points"]
     if len(points) == 1:
         results = document["results"]
         for table in (_main_table(document, results), _latency_table(document, results), _order_table(results)):
-            _print_table(console, table)
-        _print(console, _legend(results), style="dim", width=width)
+            print_table(console, table)
+        paragraph(console, _legend(results), style="dim", width=width)
     else:
         for title, value in (
             ("Mean PTL, ms", _metric("mean_ptl_ms")),
@@ -69,15 +69,15 @@ def render(document: Mapping[str, Any], console: Console, *, text_width: int | N
         ):
             for start in range(0, len(points), POINTS_A_TABLE):
                 shown = range(start, min(start + POINTS_A_TABLE, len(points)))
-                _print_table(console, _sweep_table(document, title, value, shown))
-    _print(console, "")
+                print_table(console, _sweep_table(document, title, value, shown))
+    paragraph(console, "")
     for note in document["notes"]:
-        _print(console, f"note: {note}", style="dim", width=width)
+        paragraph(console, f"note: {note}", style="dim", width=width)
     for sentence in document["conclusions"]:
-        _print(console, sentence, style="bold", width=width)
+        paragraph(console, sentence, style="bold", width=width)
 
 
-def _print(console: Console, text: str, style: str = "", width: int = WIDTH) -> None:
+def paragraph(console: Console, text: str, style: str = "", width: int = WIDTH) -> None:
     """One paragraph. Wrapped here, since rich leaves a space at the end of each line that it wraps."""
     kept = text.replace(" %", "\N{NO-BREAK SPACE}%")
     wrapped = textwrap.fill(kept, width, break_long_words=False, break_on_hyphens=False).replace(
@@ -87,10 +87,11 @@ def _print(console: Console, text: str, style: str = "", width: int = WIDTH) -> 
     console.print(Text(wrapped, style=style), soft_wrap=True)
 
 
-def _print_table(console: Console, table: Table) -> None:
+def print_table(console: Console, table: Table) -> None:
+    """A table under its caption."""
     # The title apart: inside, it would wrap at the width of a narrow table.
     console.print()
-    _print(console, str(table.caption), style="bold")
+    paragraph(console, str(table.caption), style="bold")
     table.caption = None
     console.print(table)
 

@@ -31,19 +31,14 @@ PREDICTION_KEYS = ("spearman", "kendall_tau_b", "mae_tokens")
 POINT_KEYS = ("load", "request_rate", "decode_slots", "max_num_seqs", "aging_rate")
 
 
-class ReplayResult:
-    """The outcome of one replay. `notes` say what was left out or assumed, `conclusions` what the numbers mean."""
+class ResultObject:
+    """What a command found. `notes` say what was left out or assumed, `conclusions` what the numbers mean."""
 
-    def __init__(self, document: dict[str, Any], requests: pl.DataFrame | None = None) -> None:
+    def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
-        self._requests = requests
-        self.command = ""
-        """The call or command that gives this result again; `report` states it."""
-        self.details: list[PointDetail] | None = None
-        """What `report` shows of single requests, where it is not to be taken from `requests`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The result object: plain lists, numbers, strings and None, the same that `leap-replay --json` prints."""
+        """The result object: plain lists, numbers, strings and None, the same that `--json` prints."""
         copy: dict[str, Any] = json.loads(self.to_json())
         return copy
 
@@ -64,6 +59,28 @@ class ReplayResult:
             temporary.unlink(missing_ok=True)
         return target
 
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, assumed or found odd, one sentence each."""
+        return list(self._document["notes"])
+
+    @property
+    def conclusions(self) -> list[str]:
+        """What the numbers mean, in sentences; of a replay one a point of the sweep."""
+        return list(self._document["conclusions"])
+
+
+class ReplayResult(ResultObject):
+    """The outcome of one replay."""
+
+    def __init__(self, document: dict[str, Any], requests: pl.DataFrame | None = None) -> None:
+        super().__init__(document)
+        self._requests = requests
+        self.command = ""
+        """The call or command that gives this result again; `report` states it."""
+        self.details: list[PointDetail] | None = None
+        """What `report` shows of single requests, where it is not to be taken from `requests`."""
+
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write the result as one HTML page with charts, which needs no network; it appears whole or not at all.
 
@@ -78,16 +95,6 @@ class ReplayResult:
             details = page_rows.from_requests(self._document, self.requests)
         page.write(target, self._document, details, self.command)
         return target
-
-    @property
-    def notes(self) -> list[str]:
-        """What was left out, assumed or found odd, one sentence each."""
-        return list(self._document["notes"])
-
-    @property
-    def conclusions(self) -> list[str]:
-        """What the numbers mean, one sentence a point of the sweep."""
-        return list(self._document["conclusions"])
 
     @property
     def requests(self) -> pl.DataFrame:

@@ -77,7 +77,7 @@ def _literal(value: Any) -> str:
 
 
 def run(
-    source: str | os.PathLike[str] | pl.DataFrame,
+    source: str | os.PathLike[str] | pl.DataFrame | Trace,
     options: Options,
     *,
     read_options: ReadOptions | None = None,
@@ -91,7 +91,7 @@ def run(
     for_page: whether it holds what `ReplayResult.report` shows of single requests, in bounded memory.
     """
     core_engine, stated_engine = engines.resolve(options)
-    trace, trace_path = _open(source, read_options)
+    trace, trace_path = open_trace(source, read_options)
     frame = trace.frame
     notes = [str(left) for left in trace.left_out] + list(trace.notes) + columns.turns(frame)
     block = schema.block_size(trace.path, trace.metadata)
@@ -158,7 +158,12 @@ def run(
     return result
 
 
-def _open(source: str | os.PathLike[str] | pl.DataFrame, read_options: ReadOptions | None) -> tuple[Trace, Path | None]:
+def open_trace(
+    source: str | os.PathLike[str] | pl.DataFrame | Trace, read_options: ReadOptions | None
+) -> tuple[Trace, Path | None]:
+    """The trace and, where it is a file, its path; one that is open already is taken as it is."""
+    if isinstance(source, Trace):
+        return source, None if source.format == "frame" else source.path
     if isinstance(source, pl.DataFrame):
         where = Path("<frame>")
         return Trace(schema.checked(source, where, {}), where, "frame"), None

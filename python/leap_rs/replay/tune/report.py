@@ -1,0 +1,180 @@
+"""The outcome of a search as tables of at most 120 columns, what it means, and what to paste into a server's command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from leap_rs.replay.conclude import number
+from leap_rs.replay.report import WIDTH, cell, interval_cell, paragraph, print_table
+
+BEST = 6
+# Width of `-76.0±0.8`, so that values and changes stand below each other.
+CHANGE = 10
+COLUMNS = (
+    ("PTL ms", "mean_ptl_ms", 1.0),
+    ("E2EL s", "mean_e2el_ms", 1e-3),
+    ("P99 E2EL s", "p99_e2el_ms", 1e-3),
+    ("P99 PTL ms", "p99_ptl_ms", 1.0),
+    ("req/s", "request_throughput", 1.0),
+)
+
+
+def render(document: Mapping[str, Any], console: Console, *, text_width: int | None = None) -> None:
+    """Print the report; commands stay on one line each, so that they can be copied."""
+    width = min(text_width or WIDTH, console.width)
+    for line in _header(document):
+        paragraph(console, line, width=width)
+    if document["candidates"]:
+        print_table(console, _candidates(document))
+    for half, which in (("search", "Searched half"), ("held_out", "Other half, which the search did not see")):
+        if document[half] is not None:
+            title = f"{which}: change against fcfs on the same seeds, ± half a 95 % interval"
+            print_table(console, _half(document, document[half], title))
+    paragraph(console, "")
+    for note in document["notes"]:
+        paragraph(console, f"note: {note}", style="dim", width=width)
+    for sentence in document["conclusions"]:
+        paragraph(console, sentence, style="bold", width=width)
+    paragraph(console, "")
+    paragraph(console, f"Options for the server ({_recommended(document)}):", width=width)
+    _command(console, document["server"]["command"])
+    if document["server_at_stock"] is not None:
+        paragraph(console, f"or, with {document['config']['max_num_seqs']} sequences as it is:", width=width)
+        _command(console, document["server_at_stock"]["command"])
+    if document["replay_command"] is not None:
+        seqs = document["server"]["max_num_seqs"]
+        paragraph(console, f"The same policy on the whole trace, beside fcfs at {seqs} sequences:", width=width)
+        _command(console, document["replay_command"])
+
+
+def _command(console: Console, command: str) -> None:
+    console.print(command, soft_wrap=True, markup=False)
+
+
+def _recommended(document: Mapping[str, Any]) -> str:
+    recommend = document["verdict"]["recommend"]
+    if recommend == "leap":
+        return "the chosen policy"
+    return (
+        "fcfs; leap only watches" if recommend == "fcfs" else "fcfs at another number of sequences; leap only watches"
+    )
+
+
+def _header(document: Mapping[str, Any]) -> list[str]:
+    trace, config, search = document["trace"], document["config"], document["search"]
+    bounds = ", ".join(f"{one['metric']}{one['relation']}{one['factor']:g}" for one in document["bound"])
+    lines = [
+        f"{trace['path'] or 'frame'}: {trace['requests']} requests; the first {search['requests']} by arrival are searched, "
+        "the others judge",
+        f"engine {config['engine']}: fcfs at {config['max_num_seqs']} sequences, every resident decoding, is what all is "
+        f"compared with; {_load(config, search)}",
+    ]
+    if config["repeated"]:
+        lines.append(
+            f"each half is short against {config['max_num_seqs']} sequences, so it is repeated to {search['replayed']} requests "
+            "(--num-prompts overrides)"
+        )
+    else:
+        lines.append(f"each half replays {search['replayed']} requests")
+    lines.append(f"lowest mean {document['objective'].split('_')[1].upper()} with {bounds} (relative to fcfs)")
+    effort, space = document["effort"], document["space"]
+    if effort["candidates"]:
+        final = sum(one["candidates"] for one in effort["rounds"] if one["seeds"] == config["seeds"])
+        lines.append(
+            f"{effort['candidates']} of {space['candidates']} combinations replayed in {effort['simulations']} simulations, "
+            f"{final} of them on all {config['seeds']} seeds; the bound had to hold with the far end of its 95 % interval"
+        )
+    return lines
+
+
+def _load(config: Mapping[str, Any], search: Mapping[str, Any]) -> str:
+    rate = "all requests at once" if search["request_rate"] is None else f"{number(search['request_rate'])} req/s"
+    if config["load"] is not None:
+        return f"load {number(config['load'])} ({rate} on the searched half)"
+    return rate if config["request_rate"] is not None else f"the trace's own times ({rate})"
+
+
+def _table(title: str, *names: str) -> Table:
+    table = Table(caption=title, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _right(table: Table, *names: str) -> None:
+    for name in names:
+        table.add_column(name, no_wrap=True, justify="right")
+
+
+def _candidates(document: Mapping[str, Any]) -> Table:
+    table = _table("Best candidates on the searched half", "levers", "order")
+    bounds = [one["metric"] for one in document["bound"]]
+    _right(table, "aging", "memory", "slots", "seqs", "PTL ms", "E2EL s", "req/s", *bounds, "bound")
+    chosen = document["chosen"]
+    for one in document["candidates"][:BEST]:
+        order = ":".join(one[key] for key in ("order", "objective") if key in one) or "-"
+        metrics = one["metrics"]
+        table.add_row(
+            "+".join(one["levers"]) or "fcfs",
+            order,
+            f"{one['aging_rate']:g}" if one["levers"] else "-",
+            f"{one['memory_weight']:g}" if one["levers"] else "-",
+            str(one["decode_slots"] or "all"),
+            str(one["max_num_seqs"]),
+            interval_cell(metrics["mean_ptl_ms"]),
+            interval_cell(metrics["mean_e2el_ms"], 1e-3),
+            cell(metrics["request_throughput"]["mean"]),
+            *[_ratio(check["ratio"]) for check in one["bounds"]],
+            "kept" if all(check["holds_with_ci95"] for check in one["bounds"]) else "broken",
+            style="green" if _same(one, chosen) else "",
+        )
+    return table
+
+
+def _same(one: Mapping[str, Any], chosen: Mapping[str, Any] | None) -> bool:
+    return chosen is not None and all(one[key] == value for key, value in chosen.items())
+
+
+def _ratio(ratio: Mapping[str, Any]) -> str:
+    if ratio["mean"] is None:
+        return "-"
+    if ratio["ci95"] is None:
+        return f"{ratio['mean']:.3f}"
+    return f"{ratio['mean']:.3f} ±{(ratio['ci95'][1] - ratio['ci95'][0]) / 2:.3f}"
+
+
+def _half(document: Mapping[str, Any], half: Mapping[str, Any], title: str) -> Table:
+    table = _table(title, "")
+    shown: Sequence[tuple[str, str, float]] = COLUMNS
+    _right(table, *[f"{name}  %" for name, _, _ in shown])
+    for one in half["results"]:
+        cells = []
+        for _, key, scale in shown:
+            change = "" if one["name"] == "fcfs" else _percent(one["change"][key])
+            cells.append(f"{cell(one['metrics'][key]['mean'], scale)} {change:>{CHANGE}}")
+        table.add_row(_label(document, one), *cells, style="green" if one["name"] == "chosen" else "")
+    return table
+
+
+def _label(document: Mapping[str, Any], one: Mapping[str, Any]) -> str:
+    stock = document["config"]["max_num_seqs"]
+    names = {
+        "leap": "leap, untuned",
+        "fcfs_at_chosen": f"fcfs, {one['max_num_seqs']} seqs",
+        "at_stock": f"best, {stock} seqs",
+    }
+    return names.get(one["name"], str(one["name"]))
+
+
+def _percent(change: Mapping[str, Any]) -> str:
+    if change["mean"] is None:
+        return "-"
+    sign = "+" if change["mean"] > 0 else ""
+    text = f"{sign}{change['mean']:.1f}"
+    if change["ci95"] is not None:
+        text += f"±{(change['ci95'][1] - change['ci95'][0]) / 2:.1f}"
+    return text

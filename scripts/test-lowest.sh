@@ -10,5 +10,6 @@ mkdir -p target
 .venv/bin/python scripts/lowest.py >"$lowest/constraints.txt"
 cat "$lowest/constraints.txt"
 "$lowest/bin/python" -m pip install --quiet --retries 5 --upgrade 'pip>=25.1'
-"$lowest/bin/python" -m pip install --quiet --retries 5 --constraint "$lowest/constraints.txt" dist/*.whl --group test
+wheel=$(echo dist/*.whl)
+"$lowest/bin/python" -m pip install --quiet --retries 5 --constraint "$lowest/constraints.txt" "$wheel[report,text]" --group test
 env -u VIRTUAL_ENV "$lowest/bin/python" -m pytest -m 'not slow' -o filterwarnings=default --ignore tests/test_stub.py "$@"

@@ -239,5 +239,7 @@ def queue(looks: Sequence[Look], order: Sequence[int]) -> dict[str, Any]:
             ],
         )
         .add_params(hover)
+        # Without a name older altair numbers the view, on and on from page to page.
+        .properties(name="hovered")
     )
     return _spec(alt.layer(line, rule), "Lines of the number of requests that wait over time, one a policy.")

@@ -150,7 +150,11 @@ def remarks(part: data.Labelled) -> list[str]:
             f"{count} answers were cut before {part.max_tokens} tokens: left out of ranks and errors, "
             "lower bounds for RLS and intervals"
         )
-    if len(np.unique(lengths)) == 1:
+    if len(part) == 0:
+        found.append("all answers were aborted: there is nothing to judge on")
+    elif len(lengths) == 1:
+        found.append("one answer alone has a known length, so ranks are undefined")
+    elif len(np.unique(lengths)) == 1:
         found.append(f"all {len(lengths)} lengths are {lengths[0]} tokens, so ranks are undefined")
     return found
 

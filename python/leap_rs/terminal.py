@@ -48,7 +48,10 @@ def looks_like(pattern: str) -> Callable[[str], bool]:
 
 @contextmanager
 def ending(command: str, describe: Callable[[LeapError], str] = str) -> Iterator[None]:
-    """Ends a command: a `LeapError` is one line on stderr and status 1, Ctrl-C is status 130, a closed pipe is done."""
+    """Ends a command: a `LeapError` is one line on stderr and status 1, Ctrl-C is status 130, a closed pipe is done.
+
+    Output that cannot be written (a full disk behind `>`) is status 1 too.
+    """
     try:
         yield
     except LeapError as error:
@@ -61,3 +64,8 @@ def ending(command: str, describe: Callable[[LeapError], str] = str) -> Iterator
         # The reader of a pipe (head, less) has gone: nothing is wrong, and Python must not complain when it flushes.
         sys.stdout = None
         raise typer.Exit(0) from None
+    except OSError as error:
+        sys.stdout = None
+        about = error.filename or "the output cannot be written"
+        print(f"{command}: {about}: {error.strerror or error}", file=sys.stderr)
+        raise typer.Exit(1) from None

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import importlib
+import os
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from broken_traces import AZURE, BROKEN, BROKEN_CSV, FIRST, FOREIGN, ROWS, VIDUR
 
 from leap_rs._leap import ConfigError, LeapError, TraceError
 from leap_rs.trace import ReadOptions, load, read_trace, write_trace
+from leap_rs.trace.files import reason, replacing
 
 
 def assert_names(error: TraceError, path: Path, column: str | None, row: int | None, what: str) -> None:
@@ -175,3 +180,53 @@ def test_writes_that_cannot_be(write: Callable[[Path], None], tmp_path: Path) ->
     with pytest.raises(LeapError, match=re.escape(str(tmp_path))):
         write(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("gzip", "gzip"), ("bz2", "bzip2"), ("lzma", "xz"), ("zipfile", "zip"), ("zstd", "zstd")]
+)
+def test_a_compressed_file_is_told(module: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv.packed"
+    if module == "zipfile":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("trace.csv", VIDUR)
+    elif module == "zstd":
+        # The frame's magic number of RFC 8878; only the first bytes are looked at.
+        path.write_bytes((0xFD2FB528).to_bytes(4, "little") + bytes(8))
+    else:
+        path.write_bytes(importlib.import_module(module).compress(VIDUR.encode()))
+    with pytest.raises(TraceError, match=rf"trace\.csv\.packed: is compressed \({name}\): unpack it first$"):
+        load(path)
+
+
+def test_an_empty_file_is_not_answered_with_all_formats(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").touch()
+    with pytest.raises(TraceError, match=r"t\.csv: the file is empty$"):
+        load(tmp_path / "t.csv")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TraceError, match=r"pipe: is a pipe or a device: .* save it to a file first"):
+        load(tmp_path / "pipe")
+
+
+def test_the_first_error_of_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """As on a file system that is read-only, where the temporary file cannot be removed either."""
+    directory = tmp_path / "d"
+    directory.mkdir()
+
+    def write() -> None:
+        with replacing(directory / "out.parquet"):
+            directory.rmdir()
+            directory.touch()
+            raise OSError(f"Read-only file system (os error {errno.EROFS}): d/.out.parquet.tmp")
+
+    with pytest.raises(TraceError, match=r"out\.parquet: cannot be written: Read-only file system$"):
+        write()
+
+
+def test_the_system_s_own_words_without_those_around_them() -> None:
+    wrapped = f"parquet: File out of specification: underlying IO error: (os error {errno.ENOSPC})"
+    assert reason(pl.exceptions.ComputeError(wrapped)) == "No space left on device"
+    assert reason(pl.exceptions.ComputeError("two\nlines")) == "two lines"

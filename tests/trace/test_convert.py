@@ -147,7 +147,9 @@ def test_a_trace_with_features_in_parts(
         (["--request-rate", "3"], 1, "--request-rate: "),
         (["--burstiness", "0"], 1, "--burstiness: must be above 0"),
         (["--request-rate", "-1"], 1, "--request-rate: must be above 0"),
-        (["--head", "0"], 1, "--head: must be at least 1"),
+        (["--head", "0"], 2, "--head"),
+        (["--run", "0"], 2, "--run"),
+        (["--run", "2"], 1, "t.csv: run 2 cannot be chosen: a vidur file holds one recording"),
         (["--sort", "--join"], 1, "sort and join"),
         (["--unit", "hours"], 2, "--unit"),
         (["--out", "out.csv"], 2, "must end with .parquet"),
@@ -273,3 +275,24 @@ def test_merge_of_one_or_with_equal_labels(tmp_path: Path, capsys: pytest.Captur
     assert "--label: give one a trace" in refuse(["merge", one, one, "--out", out, "--label", "a"], capsys)
     frame, _ = merged(tmp_path, capsys, one, one, "--label", "a", "b")
     assert frame["arrival_s"].to_list() == [0, 0, 1, 1]
+
+
+def test_merge_of_numbered_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The leap format leaves the type of a column open that it does not know."""
+    one = leap_trace(tmp_path / "one.parquet", session=pl.Series([7, 7], dtype=pl.Int64))
+    two = leap_trace(tmp_path / "two.parquet", session=pl.Series([7, None], dtype=pl.Int64))
+    frame, _ = merged(tmp_path, capsys, one, two)
+    assert frame.sort("tenant")["session"].to_list() == ["one/7", "one/7", "two/7", None]
+
+
+def test_labels_end_where_the_files_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = csv_file(tmp_path / "one.csv", [0, 1]), csv_file(tmp_path / "two.csv", [0, 1])
+    frame, _ = merged(tmp_path, capsys, "--label", "x", "y", one, two)
+    assert set(frame["tenant"]) == {"x", "y"}
+
+
+def test_merge_reads_one_of_several_results(cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = cases / "12-vllm_appended_nan.json"
+    words = ["merge", path, path, "--label", "x", "y", "--out", tmp_path / "m.parquet"]
+    assert "choose with --run N" in refuse(words, capsys)
+    assert run([*words, "--run", "2"], capsys)["requests"] == 4

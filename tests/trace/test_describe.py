@@ -219,3 +219,31 @@ def test_durations(seconds: float, text: str) -> None:
 def test_sparkline() -> None:
     assert sparkline([0, 1, 4, 8]) == "▁▂▅█"
     assert sparkline([]) == ""
+
+
+def test_long_names_do_not_cut_the_numbers(tmp_path: Path) -> None:
+    names = [f"a tenant with a name that goes on for very long, number {i}" for i in range(2)]
+    large = {"prompt_tokens": [4_000_000_000, 12_345_678], "output_tokens": [23_456_789, 1]}
+    write_trace(pl.DataFrame({"arrival_s": [0.0, 1.0], **large, "tenant": names}), tmp_path / "t.parquet")
+    lines = render(describe(tmp_path / "t.parquet")).splitlines()
+    (head,) = [at for at, line in enumerate(lines) if line.startswith("tokens")]
+    table = lines[head : head + 7]
+    assert table[0].split() == ["tokens", "requests", "mean", "P10", "P25", "P50", "P75", "P90", "P99", "max"]
+    for row, value in zip(table[3:], (4_000_000_000, 23_456_789, 12_345_678, 1), strict=True):
+        assert row.startswith("  tenant a tena")
+        assert row.split()[-9:] == ["1", *[f"{value:,}"] * 8]
+    assert [row.split("…, ")[1].split()[0] for row in table[3:]] == ["prompt", "output"] * 2
+
+
+def test_a_detailed_benchmark_lacks_nothing_for_calibration(cases: Path) -> None:
+    found = describe(cases / "10-vllm_detailed_failed.json")
+    assert found["missing"]["leap-calibrate"] == []
+    assert found["missing"]["leap-fit"] != []
+
+
+def test_a_benchmark_without_send_times_is_told(cases: Path, tmp_path: Path) -> None:
+    result = json.loads((cases / "10-vllm_detailed_failed.json").read_text())
+    del result["start_times"]
+    (tmp_path / "r.json").write_text(json.dumps(result))
+    (line,) = describe(tmp_path / "r.json")["missing"]["leap-calibrate"]
+    assert line.startswith("start_times: ")

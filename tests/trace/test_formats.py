@@ -100,6 +100,8 @@ def test_a_unit_can_be_given_and_an_implausible_one_is_told(tmp_path: Path) -> N
     given_unit = load(slow, ReadOptions(unit="ms"))
     assert given_unit.told() == []
     assert given_unit.frame["arrival_s"].to_list() == pytest.approx([i * 2.0 for i in range(20)])
+    wrong = load(slow, ReadOptions(unit="ns"))
+    assert any("really in nanoseconds" in line for line in wrong.told())
     fast = write(tmp_path / "s.csv", [VIDUR, *(f"{i * 1e-6:.6f},1,1" for i in range(20))])
     assert any("really in seconds" in line for line in load(fast).told())
     quiet = write(tmp_path / "quiet.csv", [VIDUR, *(f"{i * 30}.0,1,1" for i in range(20))])

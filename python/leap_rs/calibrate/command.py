@@ -154,8 +154,12 @@ def write(document: dict[str, Any], out: Path) -> None:
 def show(found: Calibration, out: Path) -> None:
     """Print the report and where the cost model is."""
     console = Console(width=WIDTH, soft_wrap=True, markup=False, highlight=False)
-    report(found, console)
-    console.print(f"written: {out} (leap-replay TRACE --cost-model {out})")
+    # Captured, because rich would end the process with status 1 where the reader of a pipe has gone.
+    with console.capture() as capture:
+        report(found, console)
+        console.print(f"written: {out} (leap-replay TRACE --cost-model {out})")
+    sys.stdout.write(capture.get())
+    sys.stdout.flush()
 
 
 def _option_spelled(error: LeapError) -> str:

@@ -17,7 +17,12 @@ from leap_rs.fit.readouts import SUFFIX
 from leap_rs.fit.report import report
 from leap_rs.fit.run import run
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def expand(words: Sequence[str]) -> list[str]:
@@ -45,8 +50,8 @@ def checked_forgetting(value: float) -> float:
 
 @app.command()
 def leap_fit(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Traces to fit on.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The readout's file, NAME.safetensors.", show_default=False)],
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="Traces to fit on.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="NAME.safetensors", help="The readout's file.", show_default=False)],
     evaluation: Annotated[
         list[Path] | None,
         typer.Option(

@@ -83,6 +83,8 @@ def curve(readout: Readout, made: dict[str, Predictions], data: Labelled, option
 
 def windows(made: dict[str, Predictions], data: Labelled) -> list[Window]:
     """Consecutive windows of `WINDOW` requests; a rest of less than half a window belongs to the one before it."""
+    if len(data) == 0:
+        return []
     starts = list(range(0, len(data), WINDOW))
     if len(starts) > 1 and len(data) - starts[-1] < WINDOW / 2:
         starts.pop()

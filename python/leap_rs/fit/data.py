@@ -61,8 +61,29 @@ def require_variance(traces: Sequence[Trace], max_tokens: int) -> None:
     """Refuse lengths that are all the same: there is nothing to rank."""
     lengths = pl.concat([trace.frame["output_tokens"] for trace in traces]).clip(upper_bound=max_tokens)
     if lengths.n_unique() == 1:
-        names = ", ".join(str(trace.path) for trace in traces)
-        raise TraceError(f"{names}: the target has no variance: all {len(lengths)} lengths are {lengths[0]} tokens")
+        all_of = f"all {len(lengths)} lengths are" if len(lengths) > 1 else "the only length is"
+        raise TraceError(f"{named(traces)}: the target has no variance: {all_of} {lengths[0]} tokens")
+
+
+def require_known(traces: Sequence[Trace], rows: Labelled) -> None:
+    """Refuse traces in which no answer that could be learned from ended by itself, or all those are as long."""
+    lengths = rows.lengths[rows.known]
+    if len(lengths) < 2:
+        aborted = sum(trace.frame.height for trace in traces) - len(rows)
+        known = "no answer has" if len(lengths) == 0 else "one answer alone has"
+        raise TraceError(
+            f"{named(traces)}: nothing to fit a readout on: {known} a known length ({len(rows) - len(lengths)} were cut "
+            f"before {rows.max_tokens} tokens, {aborted} were aborted)"
+        )
+    if (lengths == lengths[0]).all():
+        raise TraceError(
+            f"{named(traces)}: the target has no variance: all {len(lengths)} known lengths are {lengths[0]} tokens"
+        )
+
+
+def named(traces: Sequence[Trace]) -> str:
+    """The files, for a message about all of them."""
+    return ", ".join(str(trace.path) for trace in traces)
 
 
 def require_same_features(traces: Sequence[Trace]) -> None:

@@ -38,11 +38,12 @@ def train_spearman(readout: Readout) -> float | None:
 def meta(kind: Kind, training: Sequence[Trace]) -> dict[str, Any]:
     """What the readout says about itself. No date: the same traces and options give the same bytes."""
     values: dict[str, Any] = {"kind": kind, "trained_on": [trace.name for trace in training]}
-    first = training[0].metadata
-    if "model" in first:
-        values["model"] = first["model"]
-    if kind == "state" and first.get("layer", "").isdecimal():
-        values["layer"] = int(first["layer"])
+    # They agree wherever they say it, but need not all say it.
+    known = {key: value for trace in reversed(training) for key, value in trace.metadata.items()}
+    if "model" in known:
+        values["model"] = known["model"]
+    if kind == "state" and known.get("layer", "").isdecimal():
+        values["layer"] = int(known["layer"])
     return values
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -41,10 +43,12 @@ UNDEFINED = "-: undefined (no such rows or pairs, nothing learned, or all values
 
 
 class Report:
-    """Prints, and remembers whether a dash has to be explained."""
+    """Collects the text, and remembers whether a dash has to be explained."""
 
     def __init__(self) -> None:
-        self.console = Console(width=WIDTH, soft_wrap=True, markup=False, highlight=False)
+        # Kept and written at once: rich would end the process with status 1 where the reader of a pipe has gone.
+        self.text = io.StringIO()
+        self.console = Console(file=self.text, width=WIDTH, soft_wrap=True, markup=False, highlight=False)
         self.dashes = False
 
     def line(self, text: str = "") -> None:
@@ -90,6 +94,8 @@ def report(result: Result) -> None:
         out.line(textwrap.fill(LEGEND, WIDTH))
     if out.dashes:
         out.line(UNDEFINED)
+    sys.stdout.write(out.text.getvalue())
+    sys.stdout.flush()
 
 
 def scores_table(out: Report, one: Fitted, names: Mapping[str, str]) -> None:
@@ -128,6 +134,8 @@ def targets_table(out: Report, one: Fitted, names: Mapping[str, str]) -> None:
 def windows_table(out: Report, one: Fitted, names: Mapping[str, str]) -> None:
     """Spearman by window of the stream; windows start at the same requests in all traces, the last may end anywhere."""
     longest = max((one.curves[path].windows for path in one.curves), key=len)
+    if not longest:
+        return
     heads = [str(window.first) for window in longest[:WINDOWS]]
     more = f"; {len(longest) - WINDOWS} windows more in --json" if len(longest) > WINDOWS else ""
     rows = []

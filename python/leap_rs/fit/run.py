@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from leap_rs.fit.options import Options, TargetName
 from leap_rs.fit.readouts import fit, meta, path_of, train_spearman
 from leap_rs.fit.targets import TargetScores
 from leap_rs.trace import Trace, load
+from leap_rs.trace.files import reason
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def run(traces: Sequence[Path], evaluation: Sequence[Path], out: Path, options: 
     """Fit, evaluate, and only then write."""
     if not out.parent.is_dir():
         raise LeapError(f"{out}: cannot be written: there is no directory {out.parent}")
+    if out.is_dir():
+        raise LeapError(f"{out}: is a directory")
     training = [load(path) for path in traces]
     judging = [load(path) for path in evaluation]
     notes = [line for trace in (*training, *judging) for line in trace.told()]
@@ -87,14 +91,30 @@ def run(traces: Sequence[Path], evaluation: Sequence[Path], out: Path, options: 
     for kind in kinds:
         rows, judged, told = labelled(data.COLUMNS[kind], training, judging, max_tokens)
         notes.extend(told)
-        fitted.append(fit_one(kind, rows, judged, meta(kind, training), path_of(out, kind, kinds), options))
+        data.require_known(training, rows)
+        try:
+            fitted.append(fit_one(kind, rows, judged, meta(kind, training), path_of(out, kind, kinds), options))
+        except LeapError as error:
+            # The core knows rows and folds, but not which files they came from.
+            raise type(error)(f"{data.named(training)}: {error}") from None
     compared = None
     if options.layers:
         compared, told = layers.compare(training, judging, max_tokens, options)
         notes.extend(told)
-    for one in fitted:
-        one.readout.save(one.path)
+    save(fitted, out.parent)
     return Result(fitted, compared, list(dict.fromkeys(notes)))
+
+
+def save(fitted: Sequence[Fitted], directory: Path) -> None:
+    """All files or none: a readout without its anchor, or with that of an older fit, would learn from a wrong start."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".leap-fit-", dir=directory) as name:
+            for one in fitted:
+                one.readout.save(Path(name) / one.path.name)
+            for file in sorted(Path(name).iterdir()):
+                file.replace(directory / file.name)
+    except (LeapError, OSError) as error:
+        raise LeapError(f"{fitted[0].path}: cannot be written: {reason(error)}") from None
 
 
 def labelled(
@@ -130,7 +150,11 @@ def remarks(part: data.Labelled) -> list[str]:
             f"{count} answers were cut before {part.max_tokens} tokens: left out of ranks and errors, "
             "lower bounds for RLS and intervals"
         )
-    if len(np.unique(lengths)) == 1:
+    if len(part) == 0:
+        found.append("all answers were aborted: there is nothing to judge on")
+    elif len(lengths) == 1:
+        found.append("one answer alone has a known length, so ranks are undefined")
+    elif len(np.unique(lengths)) == 1:
         found.append(f"all {len(lengths)} lengths are {lengths[0]} tokens, so ranks are undefined")
     return found
 

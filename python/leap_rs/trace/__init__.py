@@ -12,11 +12,11 @@ from pathlib import Path
 
 import polars as pl
 
-from leap_rs._leap import TraceError
+from leap_rs._leap import ConfigError, TraceError
 from leap_rs.trace.bailian import BailianReader
 from leap_rs.trace.chat import AlpacaReader, LmsysReader, ShareGptReader
 from leap_rs.trace.csv import Azure2024Reader, AzureReader, BurstGptReader, SplitwiseReader, VidurReader
-from leap_rs.trace.files import existing_file
+from leap_rs.trace.files import existing_file, head
 from leap_rs.trace.model import LeftOut, Reader, ReadOptions, Stream, Trace, Unit
 from leap_rs.trace.mooncake import GmiReader, MooncakeReader, RagPulseReader
 from leap_rs.trace.parquet import LeapReader, write_trace
@@ -56,6 +56,14 @@ READERS: tuple[Reader, ...] = (
 )
 """Every format that is read; the first whose `sniff` agrees reads the file."""
 
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"PK\x03\x04": "zip",
+}
+
 
 class TraceWarning(UserWarning):
     """Rows of a foreign trace were left out, or something about it looks odd."""
@@ -63,14 +71,14 @@ class TraceWarning(UserWarning):
 
 def load(path: str | os.PathLike[str], options: ReadOptions | None = None) -> Trace:
     """Read a trace of any known format. Raises `TraceError` that names the file, the place and the fault."""
-    file = existing_file(path)
-    return _reader(file).read(file, options or ReadOptions())
+    file, reader, options = _opened(path, options)
+    return reader.read(file, options)
 
 
 def open_stream(path: str | os.PathLike[str], options: ReadOptions | None = None) -> Stream:
     """The same part by part, for traces that do not fit into memory."""
-    file = existing_file(path)
-    return _reader(file).stream(file, options or ReadOptions())
+    file, reader, options = _opened(path, options)
+    return reader.stream(file, options)
 
 
 def read_trace(
@@ -106,10 +114,23 @@ def read_trace(
     return trace.frame
 
 
+def _opened(path: str | os.PathLike[str], options: ReadOptions | None) -> tuple[Path, Reader, ReadOptions]:
+    file, options = existing_file(path), options or ReadOptions()
+    reader = _reader(file)
+    if options.run is not None and not isinstance(reader, VllmBenchReader):
+        raise ConfigError(f"{file}: run {options.run} cannot be chosen: a {reader.name} file holds one recording")
+    return file, reader, options
+
+
 def _reader(file: Path) -> Reader:
     for reader in READERS:
         if reader.sniff(file):
             return reader
+    start = head(file)
+    if not start:
+        raise TraceError(f"{file}: the file is empty")
+    for magic, name in _COMPRESSED.items():
+        if start.startswith(magic):
+            raise TraceError(f"{file}: is compressed ({name}): unpack it first")
     formats = "; ".join(reader.description for reader in READERS)
-    what = "the file is empty" if file.stat().st_size == 0 else "not a trace format that is read"
-    raise TraceError(f"{file}: {what}. Formats: {formats}")
+    raise TraceError(f"{file}: not a trace format that is read. Formats: {formats}")

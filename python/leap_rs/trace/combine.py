@@ -117,7 +117,9 @@ def _prepared(one: _Input, columns: pl.Schema, *, one_recording: bool) -> Iterat
     if "tenant" not in one.columns:
         changes.append(pl.lit(one.label).alias("tenant"))
     if not one_recording:
-        changes += [(pl.lit(f"{one.label}/") + pl.col(name)).alias(name) for name in _ID_COLUMNS if name in columns]
+        label = pl.lit(f"{one.label}/")
+        # A session may be a number: the format leaves that column open.
+        changes += [(label + pl.col(name).cast(pl.String)).alias(name) for name in _ID_COLUMNS if name in columns]
         if "prefix_blocks" in columns:
             # A format may number its blocks from 0 in every file.
             hashed = pl.element().hash(seed=one.number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +13,11 @@ import typer
 
 from leap_rs import terminal
 from leap_rs._leap import ConfigError, LeapError
+from leap_rs.trace import ReadOptions
+from leap_rs.trace import Unit as UnitName
+from leap_rs.trace.convert import Changes, convert, merge
+from leap_rs.trace.describe import describe
+from leap_rs.trace.report import render, written_text
 
 SUFFIX = ".parquet"
 
@@ -26,7 +31,7 @@ app = typer.Typer(
 
 def expand(words: Sequence[str]) -> list[str]:
     """`--label A B` as `--label A --label B`; a trace to merge is no label."""
-    return terminal.expand(words, {"--label": lambda word: not word.endswith(SUFFIX)})
+    return terminal.expand(words, {"--label": lambda word: not (word.endswith(SUFFIX) or Path(word).is_file())})
 
 
 class Unit(str, Enum):
@@ -36,6 +41,9 @@ class Unit(str, Enum):
     MS = "ms"
     US = "us"
     NS = "ns"
+
+
+NAMES: Mapping[Unit, UnitName] = {Unit.S: "s", Unit.MS: "ms", Unit.US: "us", Unit.NS: "ns"}
 
 
 Out = Annotated[Path, typer.Option(metavar="OUT.parquet", help="The trace to write.", show_default=False)]
@@ -67,7 +75,9 @@ Tokenizer = Annotated[
     Path | None,
     typer.Option(help="tokenizer.json, or its directory, for formats that carry text.", show_default=False),
 ]
-Run = Annotated[int | None, typer.Option(help="Which of several results in one file, from 1.", show_default=False)]
+Run = Annotated[
+    int | None, typer.Option(help="Which of several results in one file, from 1.", min=1, show_default=False)
+]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 
 
@@ -84,7 +94,7 @@ def convert_command(
     inputs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="IN...",
+            metavar="IN",
             help="A trace of any known format. Several are the files of one recording, in order: each follows the one "
             "before it by that one's mean gap.",
             show_default=False,
@@ -97,7 +107,7 @@ def convert_command(
     unit: UnitOption = None,
     tokenizer: Tokenizer = None,
     run: Run = None,
-    head: Annotated[int | None, typer.Option(help="Only the first N requests.", show_default=False)] = None,
+    head: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1, show_default=False)] = None,
     request_rate: Annotated[
         float | None,
         typer.Option(
@@ -117,8 +127,6 @@ def convert_command(
     """Convert a trace into leap's own format, and say what was left out and why."""
     _need_suffix(out)
     with terminal.ending("leap-trace", _as_typed):
-        from leap_rs.trace.convert import Changes, convert
-
         options = _read_options(strict=strict, sort=sort, join=join, unit=unit, tokenizer=tokenizer, run=run)
         changes = Changes(request_rate, burstiness, seed, head, model, domain, tenant)
         _show_written(convert(inputs, out, options, changes).to_dict(), as_json=as_json)
@@ -127,7 +135,7 @@ def convert_command(
 @app.command("merge")
 def merge_command(
     inputs: Annotated[
-        list[Path], typer.Argument(metavar="A B...", help="Traces of any known format.", show_default=False)
+        list[Path], typer.Argument(metavar="TRACE", help="Traces of any known format.", show_default=False)
     ],
     out: Out,
     join: Annotated[
@@ -155,14 +163,14 @@ def merge_command(
     strict: Strict = False,
     sort: Sort = False,
     unit: UnitOption = None,
+    tokenizer: Tokenizer = None,
+    run: Run = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Merge traces by arrival. Columns that all of them have are kept; features must be of one model and layer."""
     _need_suffix(out)
     with terminal.ending("leap-trace", _as_typed):
-        from leap_rs.trace.convert import merge
-
-        options = _read_options(strict=strict, sort=sort, unit=unit)
+        options = _read_options(strict=strict, sort=sort, unit=unit, tokenizer=tokenizer, run=run)
         written = merge(inputs, out, options, labels=label or (), behind=join, one_recording=one_recording)
         _show_written(written.to_dict(), as_json=as_json)
 
@@ -170,7 +178,7 @@ def merge_command(
 @app.command("describe")
 def describe_command(
     traces: Annotated[
-        list[Path], typer.Argument(metavar="TRACE...", help="Traces of any known format.", show_default=False)
+        list[Path], typer.Argument(metavar="TRACE", help="Traces of any known format.", show_default=False)
     ],
     num_prompts: Annotated[
         int,
@@ -188,16 +196,12 @@ def describe_command(
 ) -> None:
     """Say what a trace holds, and what it lacks for which command. With --json one object a trace, a line each."""
     with terminal.ending("leap-trace", _as_typed):
-        from leap_rs.trace.describe import describe
-
         options = _read_options(strict=strict, sort=sort, join=join, unit=unit, tokenizer=tokenizer, run=run)
         for path in traces:
             found = describe(path, options, num_prompts=num_prompts)
             if as_json:
                 print(json.dumps(found, allow_nan=False), flush=True)
             else:
-                from leap_rs.trace.report import render
-
                 sys.stdout.write(render(found))
                 sys.stdout.flush()
 
@@ -207,19 +211,14 @@ def _need_suffix(out: Path) -> None:
         raise typer.BadParameter(f"{out} must end with {SUFFIX}", param_hint="--out")
 
 
-def _read_options(*, unit: Unit | None, **given: Any) -> Any:
-    # Imported late: --help and a wrong option need neither polars nor the core.
-    from leap_rs.trace import ReadOptions
-
-    return ReadOptions(unit=None if unit is None else unit.value, **given)
+def _read_options(*, unit: Unit | None, **given: Any) -> ReadOptions:
+    return ReadOptions(unit=None if unit is None else NAMES[unit], **given)
 
 
 def _show_written(written: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(written, allow_nan=False), flush=True)
         return
-    from leap_rs.trace.report import written_text
-
     sys.stdout.write(written_text(written))
     sys.stdout.flush()
 

@@ -112,7 +112,7 @@ def convert(paths: Sequence[Path], out: Path, options: ReadOptions, changes: Cha
             stream.notes.remove(NO_TIMES)
         written.notes.append(f"arrival times are drawn: {whole.metadata['arrivals']}")
     if changes.head is not None and written.requests == changes.head:
-        written.notes.append(f"the first {changes.head} requests; what comes after them was not read")
+        written.notes.append(f"the first {changes.head} requests; anything after them was not read")
     return written
 
 

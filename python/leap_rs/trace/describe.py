@@ -12,6 +12,7 @@ from leap_rs.trace import open_stream, schema
 from leap_rs.trace.convert import left_out_dict
 from leap_rs.trace.model import ReadOptions, Stream
 from leap_rs.trace.tally import Arrivals, Lengths, Prefixes, Sessions
+from leap_rs.trace.vllm_bench import VllmBenchReader
 
 TOKENS = ("prompt_tokens", "output_tokens")
 GROUPS = ("domain", "tenant", "model")
@@ -161,7 +162,11 @@ class Description:
         elif self.censored == self.arrivals.count:
             fit.append("answers that ended by themselves: all of these were cut by their budget, or forced to a length")
         lacking = [name for name in MEASURED if name not in have]
-        if lacking:
+        if self.stream.format == VllmBenchReader.name:
+            # leap-calibrate reads the measured times from such a file itself.
+            if not self.stream.has_times:
+                calibrate.append("start_times: the vLLM that wrote the file did not record when requests were sent")
+        elif lacking:
             calibrate.append(f"{', '.join(lacking)}: what a real run measured")
         return {"leap-replay": replay, "leap-fit": fit, "leap-calibrate": calibrate}
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from leap_rs._leap import TraceError
 
 HEAD_BYTES = 4096
+
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def existing_file(path: str | os.PathLike[str]) -> Path:
@@ -19,10 +23,15 @@ def existing_file(path: str | os.PathLike[str]) -> Path:
     if path.is_dir():
         raise TraceError(f"{path}: is a directory, not a trace file")
     try:
-        with path.open("rb"):
-            return path
+        # Asked before it is opened, which would wait for a named pipe's writer.
+        regular = stat.S_ISREG(path.stat().st_mode)
+        if regular:
+            path.open("rb").close()
     except (OSError, ValueError) as error:
         raise TraceError(f"{path}: cannot be read: {reason(error)}") from error
+    if not regular:
+        raise TraceError(f"{path}: is a pipe or a device: a trace is read more than once, so save it to a file first")
+    return path
 
 
 def head(path: Path) -> bytes:
@@ -41,10 +50,16 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise TraceError(f"{path}: cannot be written: {reason(error)}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        # Where nothing can be written there is nothing to remove either, and the first error is the one to tell.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def reason(error: BaseException) -> str:
     """The error's own words on one line, without the file name that the caller puts in front."""
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split())
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split())
+    # polars wraps what the system said in words of its own, the temporary file's name among them.
+    code = _SYSTEM_ERROR.search(text)
+    return os.strerror(int(code[1])) if code else text

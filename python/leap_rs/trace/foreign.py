@@ -95,8 +95,10 @@ class _Stage:
         else:
             joined = Joined(self.path, self.raw, refuse=not self.options.join)
             parts = joined.parts(parts)
-        if self.raw.has_times and self.raw.unit is not None and self.options.unit is None:
-            plausible = Plausibility(self.raw.names.get("arrival_s", "arrival_s"), self.raw.unit)
+        # A unit that the user gave can be the wrong one as well.
+        unit = self.options.unit or self.raw.unit
+        if self.raw.has_times and unit is not None:
+            plausible = Plausibility(self.raw.names.get("arrival_s", "arrival_s"), unit)
 
         origin: int | None = None
         count = 0

@@ -32,7 +32,7 @@ class ReadOptions:
     tokenizer: Path | None = None
     """A `tokenizer.json`, or a directory with one, for formats that carry text instead of token counts."""
     run: int | None = None
-    """Which of several results in one file, counted from 1."""
+    """Which of several results in one file, counted from 1; for formats that can hold several."""
 
     def __post_init__(self) -> None:
         if self.unit is not None and self.unit not in PER_SECOND:

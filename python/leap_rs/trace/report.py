@@ -13,6 +13,8 @@ from leap_rs.trace.describe import GROUPS, TOKENS
 from leap_rs.trace.tally import QUANTILES
 
 WIDTH = 100
+GAP = 2
+NARROWEST = 24
 MOST_GROUPS = 12
 
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -21,7 +23,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 def render(found: dict[str, Any]) -> str:
     """A description as text."""
     text = io.StringIO()
-    console = Console(file=text, width=WIDTH, highlight=False, soft_wrap=True, emoji=False, markup=False)
+    console = Console(file=text, width=2 * WIDTH, highlight=False, soft_wrap=True, emoji=False, markup=False)
     console.print(f"{found['path']} ({found['format']})")
     console.print(f"  {_requests(found['requests'])}{_pace(found)}")
     for out in found["left_out"]:
@@ -100,23 +102,29 @@ def _print_arrivals(console: Console, found: dict[str, Any]) -> None:
 
 
 def _lengths(found: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("tokens", no_wrap=True)
-    table.add_column("requests", justify="right")
-    for name in ("mean", *QUANTILES, "max"):
-        table.add_column(name.upper() if name in QUANTILES else name, justify="right")
+    heads = ["requests", "mean", *(name.upper() for name in QUANTILES), "max"]
 
-    def add(label: str, requests: int, summary: dict[str, float]) -> None:
-        cells = (f"{summary[name]:,.0f}" for name in ("mean", *QUANTILES, "max"))
-        table.add_row(label, f"{requests:,}", *cells)
+    def numbers(requests: int, summary: dict[str, float]) -> list[str]:
+        return [f"{requests:,}", *(f"{summary[name]:,.0f}" for name in ("mean", *QUANTILES, "max"))]
 
-    for column in TOKENS:
-        add(column.removesuffix("_tokens"), found["requests"], found[column])
+    rows = [(column.removesuffix("_tokens"), "", numbers(found["requests"], found[column])) for column in TOKENS]
     for group, values in found["groups"].items():
         for one in (values or [])[:MOST_GROUPS]:
-            name = one["value"] or "(none)"
-            for column in TOKENS:
-                add(f"  {group} {name[:32]}, {column.removesuffix('_tokens')}", one["requests"], one[column])
+            rows += [
+                (f"  {group} {one['value'] or '(none)'}", f", {column.removesuffix('_tokens')}", cells)
+                for column in TOKENS
+                for cells in [numbers(one["requests"], one[column])]
+            ]
+    # Names give way to the numbers, which a narrower column would cut.
+    columns = zip(heads, *(cells for _, _, cells in rows), strict=True)
+    room = max(WIDTH - sum(GAP + max(map(len, column)) for column in columns), NARROWEST)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    table.add_column("tokens", no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, kind, cells in rows:
+        own = room - len(kind)
+        table.add_row((name if len(name) <= own else f"{name[: own - 1]}…") + kind, *cells)
     return table
 
 

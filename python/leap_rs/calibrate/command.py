@@ -155,7 +155,8 @@ def show(found: Calibration, out: Path) -> None:
     """Print the report and where the cost model is."""
     console = Console(width=WIDTH, soft_wrap=True, markup=False, highlight=False)
     report(found, console)
-    console.print(f"written: {out} (leap-replay TRACE --cost-model {out})")
+    command = f"leap-replay TRACE --cost-model {out} {found.setup.replay_options()}".rstrip()
+    console.print(f"written: {out} ({command})")
 
 
 def _option_spelled(error: LeapError) -> str:

@@ -97,7 +97,12 @@ def off_by(factors: Mapping[str, float]) -> dict[str, float]:
 
 
 def run_of(
-    first: list[float], last: list[float], tokens: list[int], observed: Observed | None = None, late: float = 0.0
+    first: list[float],
+    last: list[float],
+    tokens: list[int],
+    observed: Observed | None = None,
+    late: float = 0.0,
+    lag: float = 0.0,
 ) -> MeasuredRun:
     n = len(first)
     queued = np.arange(n, dtype=np.float64)
@@ -105,8 +110,8 @@ def run_of(
         path=Path("run"),
         name="run",
         format="test",
-        planned_s=queued - late,
-        sent_s=queued,
+        planned_s=queued - late - lag,
+        sent_s=queued - lag,
         queued_s=queued,
         first_token_s=np.array(first),
         last_token_s=np.array(last),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from synthetic_run import TRUTH, alone, loaded, off_by, true_cost, write_run
 
+from leap_rs import ConfigError
 from leap_rs.calibrate import Calibration, CalibrationOptions, calibrate
 from leap_rs.replay.engines import COST_KEYS
 
@@ -103,10 +104,44 @@ def test_a_zero_of_the_start_stays_unless_it_is_the_unmeasured_one(tmp_path: Pat
     assert found.fit.cost["per_decode_seq_s"] == 0.0
     assert any("not fitted: per_decode_seq_s" in note for note in found.notes)
     truth = true_cost()["per_kv_token_with_prefill_s"]
-    assert truth / 2 < found.fit.cost["per_kv_token_with_prefill_s"] < 2 * truth
+    (one,) = [one for one in found.determined if one.name == "per_kv_token_with_prefill_s"]
+    assert one.relative_to_prior < 0.9
+    assert 0 < found.fit.cost[one.name] < truth + 2 * one.deviation
+    assert truth < found.fit.cost[one.name] + 2 * one.deviation
 
 
 def test_the_same_inputs_give_the_same_coefficients(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", **alone())
     options = CalibrationOptions(jitters=2, seed=3)
     assert calibrate([folder], options).to_dict() == calibrate([folder], options).to_dict()
+
+
+def test_a_run_given_twice_is_no_second_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", **alone())
+    with pytest.raises(ConfigError, match=r"requests.jsonl is given twice"):
+        calibrate([folder, folder / "requests.jsonl"])
+
+
+def test_a_run_of_another_engine_is_told(tmp_path: Path) -> None:
+    """Three seats where the engine had 48: no step times explain that queue."""
+    folder = write_run(tmp_path / "run", **loaded())
+    found = calibrate([folder], CalibrationOptions(jitters=2, limits={"max_num_seqs": 3}))
+    assert any("this is not the engine that was simulated" in note for note in found.notes)
+    right = calibrate([folder], CalibrationOptions(jitters=2))
+    assert not any("this is not the engine" in note for note in right.notes)
+
+
+def test_two_starts_agree_within_what_they_say_they_know(tmp_path: Path) -> None:
+    """Deviations are those of the coefficient and not of the bumps of one simulated path."""
+    folder = write_run(tmp_path / "run", **loaded())
+    ends = []
+    for name, factor in (("low", 0.75), ("high", 1.33)):
+        start = tmp_path / f"{name}.json"
+        start.write_text(json.dumps(off_by(dict.fromkeys(COST_KEYS, factor))))
+        found = calibrate([folder], CalibrationOptions(engine=TRUTH, cost_model=start, jitters=4))
+        assert found.worst_held_out_percent is not None
+        assert found.worst_held_out_percent < 1.5
+        ends.append({one.name: (found.fit.cost[one.name], one.deviation) for one in found.determined})
+    for name in COST_KEYS:
+        (low, low_sd), (high, high_sd) = (end[name] for end in ends)
+        assert abs(low - high) < 3 * math.hypot(low_sd, high_sd), name

@@ -96,3 +96,27 @@ def test_ranks_that_do_not_wait_for_each_other_are_told(tmp_path: Path, together
     run = run_with(tmp_path / "run", {"engine_kwargs": {"data_parallel_size": 2, "enable_expert_parallel": together}})
     assert run.facts.data_parallel_size == 2
     assert any("simulated in lock-step" in note for note in run.notes) == told
+
+
+def test_what_a_cost_model_cannot_state_is_told_as_options_of_the_replay(tmp_path: Path) -> None:
+    off = {"enable_prefix_caching": False, "scheduler_reserve_full_isl": False}
+    other = choose([run_with(tmp_path / "other", {"engine_kwargs": off})])
+    assert other.replay_options() == "--no-enable-prefix-caching --no-scheduler-reserve-full-isl"
+    assert any(other.replay_options() in note for note in other.notes)
+    plain = choose([run_with(tmp_path / "plain", {"engine_kwargs": dict.fromkeys(off, True)})])
+    assert plain.replay_options() == ""
+    assert not any("give it" in note for note in plain.notes)
+
+
+def test_runs_of_two_cards_are_not_fitted_together(tmp_path: Path) -> None:
+    model = "meta-llama/Llama-3.1-8B"
+    devices = ("NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-80GB", "a card of the future", "NVIDIA A100 80GB PCIe")
+    one, two, unknown, same = (
+        run_with(tmp_path / str(i), {"model": model, "hardware": {"device_name": device}})
+        for i, device in enumerate(devices)
+    )
+    with pytest.raises(
+        ConfigError, match=r"1/requests.jsonl is of NVIDIA A100-SXM4-80GB, .*0/requests.jsonl of .*4090"
+    ):
+        choose([one, two])
+    assert len(choose([two, unknown, same]).cores) == 3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_run import write_lines
+from synthetic_run import run_of, write_lines
 
 from leap_rs.calibrate import read_runs
 
@@ -30,7 +30,7 @@ def test_the_order_is_that_of_the_queue() -> None:
     assert run.requests["prompt_tokens"].to_list() == [2358, 1034, 685, 1320]
     assert (np.diff(run.queued_s) > 0).all()
     assert run.queued_s[0] == 0
-    assert (np.diff(run.engine_arrivals()) >= 0).all()
+    assert (np.diff(run.engine_arrivals(np.ones(len(run), dtype=np.bool_))) >= 0).all()
 
 
 def test_without_a_workload_the_plan_is_what_was_sent() -> None:
@@ -61,4 +61,14 @@ def test_lag_is_taken_back_up_to_half_a_step(tmp_path: Path, lag: float, back: f
     write_lines(tmp_path / "requests.jsonl", rows)
     (run,) = read_runs(tmp_path)
     expected = run.queued_s - np.where(np.arange(8) % 2, back, 0.0)
-    np.testing.assert_allclose(run.engine_arrivals(), expected, atol=1e-6)
+    everything = np.ones(8, dtype=np.bool_)
+    np.testing.assert_allclose(run.engine_arrivals(everything), expected, atol=1e-6)
+
+
+def test_how_fast_held_out_requests_were_is_not_looked_at() -> None:
+    """All of them late by 0.6 s; a token takes 0.1 s in the fitted half and 0.9 s in the other."""
+    last = [1.0 + i + (0.4 if i < 4 else 3.6) for i in range(8)]
+    run = run_of([1.0 + i for i in range(8)], last, [5] * 8, lag=0.6)
+    fitted = np.arange(8) < 4
+    np.testing.assert_allclose(run.queued_s - run.engine_arrivals(fitted), 0.05)
+    np.testing.assert_allclose(run.queued_s - run.engine_arrivals(~fitted), 0.45)

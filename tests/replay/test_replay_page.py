@@ -19,9 +19,10 @@ from leap_rs.replay.page.rows import INSTANTS, LEVELS, METRICS, PointDetail, Pol
 pytest.importorskip("altair")
 
 from leap_rs.replay import page as replay_page
+from leap_rs.replay.page.charts import spacing
 from leap_rs.replay.page.figures import axes, figures
 from leap_rs.replay.page.html import page
-from leap_rs.replay.page.style import drawing_order, looks
+from leap_rs.replay.page.style import drawing_order, hidden_behind, looks
 
 Make = Callable[..., dict[str, Any]]
 EVIL = "</script><script>alert('x')</script>&\"<img src=x>"
@@ -136,8 +137,90 @@ def test_quartiles_are_relative_to_fcfs(make_document: Make, core_result: Make) 
     (figure,) = (f for f in figures(document, [detail(["fcfs", "leap"])]) if f.name == "quartiles")
     rows = [row for row in rows_of(figure.tables[0]) if row["policy"] == 1]
     assert [row["value"] for row in rows] == [0.5, 0.8, 1.0, 1.25]
-    assert [row["group"] for row in rows] == ["84", "210", "420", "1,024"]
+    assert [row["group"] for row in rows] == [
+        *("up to 84, 25 %", "85 to 210, 25 %", "211 to 420, 25 %", "421 to 1,024, 25 %"),
+    ]
     assert [row["seconds"] for row in rows] == [4.2, 16.8, 42.0, 128.0]
+
+
+def test_two_quartiles_of_equal_lengths_are_one_group_with_half_of_the_requests(
+    make_document: Make, core_result: Make
+) -> None:
+    """As in a trace where the cap ends half of the answers."""
+    fcfs = core_result("fcfs")
+    *kept, longest = fcfs["by_quartile"]
+    fcfs["by_quartile"] = [*kept[:2], {**longest, "requests": 2 * longest["requests"]}]
+    (figure,) = (f for f in figures(make_document([fcfs]), [detail(["fcfs"])]) if f.name == "quartiles")
+    assert figure.tables[0]["group"] == ["up to 84, 25 %", "85 to 210, 25 %", "211 to 1,024, 50 %"]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ((0.6, 0.8, 1.6), "linear"),
+        ((0.0, 0.01, 0.02), "linear"),
+        ((0.001, 0.01, 0.1), "log"),
+        ((0.0, 0.001, 0.01, 0.1), "symlog"),
+        ((0.0,), "linear"),
+    ],
+)
+def test_swept_values_stand_apart_on_their_axis(
+    make_document: Make, core_result: Make, values: tuple[float, ...], kind: str
+) -> None:
+    assert spacing(values) == kind
+    points = [*values, values[-1] + 1e-9]  # one point alone is no sweep
+    results = [core_result("fcfs", point=i, load=1.0, ptl=10.0 + i) for i in range(len(points))]
+    document = make_document(results, sweep=["aging-rate=" + ",".join(map(str, points))])
+    (figure,) = (f for f in figures(document, [detail(["fcfs"], 0)]) if f.name == "mean-ptl-ms")
+    scale = figure.spec["layer"][0]["encoding"]["x"]["scale"]
+    assert scale.get("type", "linear") == kind
+    assert scale.get("constant") == (0.001 if kind == "symlog" else None)
+
+
+def test_no_latency_axis_goes_below_zero(make_document: Make, core_result: Make) -> None:
+    """The interval of two seeds may."""
+    for count in (1, 2):
+        results = [core_result("fcfs", point=i, load=1.0 + i, ptl=5.0) for i in range(count)]
+        for result in results:
+            result["metrics"]["mean_ptl_ms"]["ci95"] = [-60.0, 70.0]
+        document = make_document(results, sweep=["load=1,2"][: count - 1])
+        (figure,) = (f for f in figures(document, [detail(["fcfs"], 0)]) if f.name == "mean-ptl-ms")
+        scales = [layer["encoding"]["y" if count == 2 else "x"].get("scale", {}) for layer in figure.spec["layer"]]
+        assert {"domainMin": 0} in scales
+        assert figure.tables[0]["low"][0] == -60
+
+
+@pytest.mark.parametrize(
+    ("longest", "numbered"), [(1e6, [1]), (100.0, [1, 3]), (20.0, [1, 2, 5])], ids=["6 decades", "2", "1.3"]
+)
+def test_ticks_of_a_distribution_are_numbered_evenly(
+    make_document: Make, core_result: Make, longest: float, numbered: list[int]
+) -> None:
+    reduced = detail(["fcfs"])
+    quantiles = {metric: np.geomspace(1.0, longest, len(LEVELS)) for metric in METRICS}
+    reduced = PointDetail(
+        0, reduced.instants, {"fcfs": PolicyDetail(quantiles, reduced.policies["fcfs"].waiting, None)}
+    )
+    (figure,) = (f for f in figures(make_document([core_result("fcfs")]), [reduced]) if f.name == "cdf-ptl")
+    assert f"indexof({numbered}," in figure.spec["layer"][0]["encoding"]["x"]["axis"]["labelExpr"]
+
+
+def test_the_legend_says_whose_line_lies_over_anothers(make_document: Make, core_result: Make) -> None:
+    results = [core_result(name, ptl=ptl) for name, ptl in (("fcfs", 9.0), ("las", 9.0), ("mlfq", 9.0), ("leap", 8.0))]
+    document = make_document(results)
+    assert hidden_behind(document) == {"las": "fcfs", "mlfq": "fcfs"}
+    text = page(document, [detail(["fcfs", "las", "mlfq", "leap"])], "", "")
+    assert text.count("<small>= fcfs</small>") == 2
+    document["results"][1]["metrics"]["p99_e2el_ms"] = {"mean": 1.0, "ci95": None}
+    assert hidden_behind(document) == {"mlfq": "fcfs"}
+
+
+def test_a_rank_correlation_of_nothing_has_no_sign(make_document: Make, core_result: Make) -> None:
+    result = core_result("score:a")
+    result["prediction"] = {"spearman": -0.004}
+    document = make_document([result])
+    (figure,) = (f for f in figures(document, [detail(["score:a"])]) if f.section == "predictions")
+    assert figure.captions == ["score:a: Spearman 0.00"]
 
 
 def test_policies_keep_their_looks() -> None:

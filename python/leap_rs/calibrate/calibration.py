@@ -20,9 +20,11 @@ from .fit import Fit, Parameters, fit
 from .forward import Forward, Simulated
 from .measured import MeasuredRun
 from .runs import read_runs
+from .servingsim import LOG
 
 VERSION = 1
 FEW = 20
+BAD_PERCENT = 10.0  # a cost model of the right engine comes closer than this
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ def calibrate(
     options = options or CalibrationOptions()
     if not paths:
         raise ConfigError("give at least one run")
+    _require_different(paths)
     runs = [run for path in paths for run in read_runs(path, workload)]
     chosen = setup.choose(runs, engine=options.engine, cost_model=options.cost_model, limits=options.limits)
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes] + list(chosen.notes)
@@ -190,18 +193,17 @@ def calibrate(
     everything = [np.ones(len(run), dtype=np.bool_) for run in runs]
     jitter_s = options.jitter_ms / 1e3
     parameters = Parameters(chosen.start, options.pull)
-    with Forward(runs, chosen.cores, jitters=options.jitters, jitter_s=jitter_s, seed=options.seed) as forward:
+    with Forward(runs, chosen.cores, rows, jitters=options.jitters, jitter_s=jitter_s, seed=options.seed) as forward:
         notes.extend(forward.notes)
         found = fit(forward, rows, parameters)
-        (simulated,) = forward.simulate([found.cost], fresh=True, timeline=True)
+        (simulated,) = forward.simulate([[found.cost]], fresh=True, timeline=True)
         results = tuple(_result(*of) for of in zip(runs, simulated, rows, strict=True))
         written, written_rows = found, rows
         if options.refit:
             written, written_rows = fit(forward, everything, parameters, found.at), everything
         load = _load(forward, written, written_rows)
     determined, correlations = identify.determine(written, load)
-    held_out = [int((~mask).sum()) for mask in rows]
-    notes.extend(_told(runs, held_out, written))
+    notes.extend(_told(results, written))
     return Calibration(
         options=options,
         setup=chosen,
@@ -212,6 +214,17 @@ def calibrate(
         runs=results,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _require_different(paths: Sequence[str | os.PathLike[str]]) -> None:
+    """Refuse a run that is given twice: it would count as twice the evidence."""
+    seen: set[Path] = set()
+    for path in paths:
+        whole = Path(path).resolve()
+        whole = whole / LOG if whole.is_dir() else whole
+        if whole in seen:
+            raise ConfigError(f"{path} is given twice")
+        seen.add(whole)
 
 
 def _first(count: int, share: float) -> Rows:
@@ -230,7 +243,7 @@ def _result(run: MeasuredRun, simulated: Sequence[Simulated], rows: Rows) -> Run
 
 
 def _load(forward: Forward, found: Fit, rows: Sequence[Rows]) -> identify.Load:
-    (simulated,) = forward.simulate([found.cost])
+    (simulated,) = forward.simulate([[found.cost]])
     first = [jitters[0] for jitters in simulated]
     ends = [float(one.last_token_s[mask].max()) for one, mask in zip(first, rows, strict=True)]
     return identify.load_of(forward.runs, first, ends)
@@ -243,13 +256,19 @@ def _fitted_on(options: CalibrationOptions, rows: Sequence[Rows]) -> str:
     return f"the first {count} of {total} requests" if count < total else f"all {total} requests"
 
 
-def _told(runs: Sequence[MeasuredRun], held_out: Sequence[int], found: Fit) -> list[str]:
+def _told(results: Sequence[RunResult], found: Fit) -> list[str]:
     notes = []
-    for run, count in zip(runs, held_out, strict=True):
+    for result in results:
+        name, count = result.run.name, len(result.run) - result.fitted
+        off = worst(result.fitted_errors if result.held_out is None else result.held_out) or 0.0
         if count == 0:
-            notes.append(f"{run.name}: all requests were fitted, so nothing says how good the model is elsewhere")
+            notes.append(f"{name}: all requests were fitted, so nothing says how good the model is elsewhere")
         elif count < FEW:
-            notes.append(f"{run.name}: only {count} requests are held out, so their errors say little")
+            requests = "1 request is" if count == 1 else f"{count} requests are"
+            notes.append(f"{name}: only {requests} held out, so errors of that part say little")
+        if off > BAD_PERCENT:
+            what = f"{name}: {off:.0f} % off: this is not the engine that was simulated"
+            notes.append(f"{what} (check the limits, the ranks and --engine)")
     zeros = [key for key in found.parameters.fixed if found.parameters.start[key] == 0]
     if zeros:
         notes.append(f"0 in the start and so not fitted: {', '.join(zeros)}")

@@ -154,10 +154,11 @@ def write(document: dict[str, Any], out: Path) -> None:
 def show(found: Calibration, out: Path) -> None:
     """Print the report and where the cost model is."""
     console = Console(width=WIDTH, soft_wrap=True, markup=False, highlight=False)
+    command = f"leap-replay TRACE --cost-model {out} {found.setup.replay_options()}".rstrip()
     # Captured, because rich would end the process with status 1 where the reader of a pipe has gone.
     with console.capture() as capture:
         report(found, console)
-        console.print(f"written: {out} (leap-replay TRACE --cost-model {out})")
+        console.print(f"written: {out} ({command})")
     sys.stdout.write(capture.get())
     sys.stdout.flush()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares  # type: ignore[import-untyped]
+from scipy.optimize import OptimizeResult, least_squares  # type: ignore[import-untyped]
 
 from leap_rs.replay.engines import COST_KEYS
 
@@ -25,6 +25,8 @@ SCALES = {"ttft": 0.10, "decode": 0.03, "e2el": 0.03}
 FLOOR_S = 0.02  # below this a relative error says nothing
 HUBER = 1.5
 STEP = 0.06  # of the finite differences; smaller ones measure the scheduler's noise
+APART = 0.05  # sd of the coefficients between jitters, where they are not equal
+APART_STEP = 0.1
 LARGEST = 4.0  # on the log scale: a factor of 55
 TOLERANCE = 1e-3
 MAX_EVALUATIONS = 40
@@ -99,12 +101,20 @@ class Fit:
 
 
 def fit(forward: Forward, rows: Sequence[Rows], parameters: Parameters, at: Floats | None = None) -> Fit:
-    """Fit on the requests of `rows` (one mask a run); every run is simulated whole."""
-    prior = np.eye(len(parameters)) / parameters.prior_sd
+    """Fit on the requests of `rows` (one mask a run); every run is simulated whole.
 
-    def data(points: Sequence[Floats], part: slice = slice(None)) -> list[Floats]:
+    Simulated times are rough in the coefficients: one that is a little larger lets a request miss a step, and all behind
+    it. A descent there ends at the first bump, and slopes say more than the runs know, in all jitters alike. So a first
+    descent and the slopes have the jitters' coefficients apart from each other as well; a second descent has them equal.
+    """
+    prior = np.eye(len(parameters)) / parameters.prior_sd
+    equal = np.zeros((forward.jitters, len(parameters)))
+    apart = _apart(*equal.shape)
+    loss = _Loss(len(parameters))
+
+    def data(points: Sequence[Floats], away: Floats, part: slice = slice(None)) -> list[Floats]:
         """Requests x 3 for each point, averaged over that part of the jitters."""
-        found = forward.simulate([parameters.cost(point) for point in points])
+        found = forward.simulate([[parameters.cost(point + one) for one in away] for point in points])
         return [
             np.concatenate(
                 [_residuals(run, sims[part], mask) for run, sims, mask in zip(forward.runs, one, rows, strict=True)]
@@ -112,49 +122,59 @@ def fit(forward: Forward, rows: Sequence[Rows], parameters: Parameters, at: Floa
             for one in found
         ]
 
-    def residuals(point: Floats) -> Floats:
-        return np.concatenate([data([point])[0].ravel(), prior @ point])
+    def residuals(point: Floats, away: Floats) -> Floats:
+        return np.concatenate([data([point], away)[0].ravel(), prior @ point])
 
-    def slopes(point: Floats, part: slice = slice(None)) -> Cube:
+    def slopes(point: Floats, away: Floats, size: float, part: slice = slice(None)) -> Cube:
         low = parameters.lowest()
         ends = [
             np.maximum(np.maximum(point, low) + sign * step, low)
-            for step in STEP * np.eye(len(point))
+            for step in size * np.eye(len(point))
             for sign in (1, -1)
         ]
-        found = data(ends, part)
+        found = data(ends, away, part)
         columns = [(found[2 * i] - found[2 * i + 1]) / (ends[2 * i][i] - ends[2 * i + 1][i]) for i in range(len(point))]
         return np.stack(columns, axis=-1)
 
-    def jacobian(point: Floats) -> npt.NDArray[np.float64]:
-        return np.vstack([slopes(point).reshape(-1, len(point)), prior])
+    def jacobian(point: Floats, away: Floats, size: float) -> npt.NDArray[np.float64]:
+        return np.vstack([slopes(point, away, size).reshape(-1, len(point)), prior])
+
+    def descend(start: Floats, away: Floats, size: float) -> OptimizeResult:
+        return least_squares(
+            lambda point: residuals(point, away),
+            start,
+            lambda point: jacobian(point, away, size),
+            loss=loss,
+            ftol=TOLERANCE,
+            xtol=TOLERANCE,
+            gtol=None,
+            max_nfev=MAX_EVALUATIONS,
+        )
 
     start = np.zeros(len(parameters)) if at is None else at
-    loss = _Loss(len(parameters))
-    found = least_squares(
-        residuals,
-        start,
-        jacobian,
-        loss=loss,
-        ftol=TOLERANCE,
-        xtol=TOLERANCE,
-        gtol=None,
-        max_nfev=MAX_EVALUATIONS,
-    )
+    near = descend(start, apart, APART_STEP)
+    found = descend(near.x, equal, STEP)
     point: Floats = np.asarray(found.x, dtype=np.float64)
     return Fit(
         parameters=parameters,
         at=point,
-        residuals=data([point])[0],
+        residuals=data([point], equal)[0],
         slopes=(
-            slopes(point, slice(0, None, 2)),
-            slopes(point, slice(1, None, 2) if forward.jitters > 1 else slice(None)),
+            slopes(point, apart, APART_STEP, slice(0, None, 2)),
+            slopes(point, apart, APART_STEP, slice(1, None, 2) if forward.jitters > 1 else slice(None)),
         ),
-        loss_start=float(loss(residuals(start) ** 2)[0].sum() / 2),
+        loss_start=float(loss(residuals(start, equal) ** 2)[0].sum() / 2),
         loss=float(found.cost),
-        evaluations=int(found.nfev),
+        evaluations=int(near.nfev + found.nfev),
         converged=bool(found.status > 0),
     )
+
+
+def _apart(jitters: int, count: int) -> Floats:
+    """How far each jitter's coefficients lie from the point that is asked for, 0 on average."""
+    away = np.random.default_rng(0).normal(0.0, APART, (jitters, count))
+    centred: Floats = away - away.mean(axis=0)
+    return centred
 
 
 def _residuals(run: MeasuredRun, simulated: Sequence[Simulated], rows: Rows) -> Floats:

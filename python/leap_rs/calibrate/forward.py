@@ -39,12 +39,16 @@ class Simulated:
 
 
 class Forward:
-    """Simulates every run under every jitter, in threads (the core gives the GIL away). Use it in a `with` block."""
+    """Simulates every run under every jitter, in threads (the core gives the GIL away). Use it in a `with` block.
+
+    `known` are the requests of each run whose measured times may be used.
+    """
 
     def __init__(
         self,
         runs: Sequence[MeasuredRun],
         cores: Sequence[Mapping[str, Any]],
+        known: Sequence[npt.NDArray[np.bool_]],
         *,
         jitters: int,
         jitter_s: float,
@@ -57,8 +61,8 @@ class Forward:
         self._seed = seed
         self._columns: list[dict[str, Any]] = []
         self.notes: list[str] = []
-        for run, core in zip(runs, cores, strict=True):
-            frame = run.requests.with_columns(arrival_s=run.engine_arrivals())
+        for run, core, rows in zip(runs, cores, known, strict=True):
+            frame = run.requests.with_columns(arrival_s=run.engine_arrivals(rows))
             columns, notes = to_columns(frame, trace_block=run.block_size, engine_block=int(core["block_size"]))
             self._columns.append(columns)
             self.notes.extend(f"{run.name}: {note}" for note in notes)
@@ -71,16 +75,22 @@ class Forward:
         self._pool.shutdown(cancel_futures=True)
 
     def simulate(
-        self, costs: Sequence[Cost], *, fresh: bool = False, timeline: bool = False
+        self, costs: Sequence[Sequence[Cost]], *, fresh: bool = False, timeline: bool = False
     ) -> list[list[list[Simulated]]]:
-        """For each cost and each run, one simulation a jitter. `fresh`: jitters that no fit has seen."""
+        """For each entry of `costs` and each run, one simulation a jitter under its own cost (or the one that is given).
+
+        `fresh`: jitters that no fit has seen.
+        """
         arrivals = [self._arrivals(i, fresh) for i in range(len(self.runs))]
         jobs = [
             [
-                [self._pool.submit(self._one, i, cost, times, timeline) for times in arrivals[i]]
+                [
+                    self._pool.submit(self._one, i, each[j % len(each)], times, timeline)
+                    for j, times in enumerate(arrivals[i])
+                ]
                 for i in range(len(self.runs))
             ]
-            for cost in costs
+            for each in costs
         ]
         return [[[job.result() for job in row] for row in rows] for rows in jobs]
 

@@ -73,16 +73,17 @@ class MeasuredRun:
         """Output tokens as numbers to calculate with."""
         return self.requests["output_tokens"].to_numpy().astype(np.float64)
 
-    def engine_arrivals(self) -> Floats:
+    def engine_arrivals(self, known: npt.NDArray[np.bool_]) -> Floats:
         """When the simulated engine should see each request, in the order of the queue.
 
         The real loop stamps `queued_s` at the end of a step, and composes the next one with the request in it. A
         simulated loop has its step ends elsewhere and would let the request wait for the next one, half a step on
-        average, so that much of the lag is taken back: half the median time a token, never more than the lag itself.
+        average, so that much of the lag is taken back: half the median time a token of the requests that are `known`
+        (those held out must not say how fast the engine is), never more than the lag itself.
         """
         if not self.one_loop_clock:
             return self.queued_s
-        several = self.output_tokens > 1
+        several = known & (self.output_tokens > 1)
         if not several.any():
             return self.queued_s
         decode = (self.last_token_s - self.first_token_s)[several] / (self.output_tokens - 1)[several]

@@ -47,7 +47,9 @@ def report(calibration: Calibration, console: Console) -> None:
         console.print(f"note: {note}", style="dim")
     if calibration.worst_held_out_percent is not None:
         jitters = calibration.options.jitters
-        averaged = f"averaged over {jitters} arrival jitters of {calibration.options.jitter_ms:g} ms"
+        averaged = (
+            f"averaged over {jitters} arrival jitter{'s' * (jitters != 1)} of {calibration.options.jitter_ms:g} ms"
+        )
         console.print(f"worst held-out error {calibration.worst_held_out_percent:.1f} % ({averaged})", style="bold")
 
 

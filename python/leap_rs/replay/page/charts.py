@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 
@@ -16,6 +16,7 @@ from .style import FAINT, INK, Look, chart_config
 
 ROWS = alt.NamedData(name="rows")
 HEIGHT = 280
+WIDE = 20  # times the smallest: swept values up to here stand on a linear axis
 # Lines at the powers of ten stand out among those between them.
 DECADES: Any = {"condition": {"test": "abs(log(datum.value) / LN10 % 1) < 1e-6", "value": 1}, "value": 0.4}
 PICKED = "!length(picked) || indexof(picked, datum.policy) >= 0"
@@ -52,15 +53,35 @@ def _order() -> alt.Detail:
     return alt.Detail("policy:N")
 
 
+def spacing(values: Sequence[float]) -> Literal["linear", "log", "symlog"]:
+    """The scale on which swept values lie apart: 0.001, 0.01 and 0.1 would be two dots on a linear one."""
+    positive = [value for value in values if value > 0]
+    if not positive or max(positive) / min(positive) <= WIDE:
+        return "linear"
+    return "symlog" if len(positive) < len(values) else "log"
+
+
 def _opacity(full: float = 1.0, dim: float = 0.1) -> Any:
     return alt.when(PICKED).then(alt.value(full)).otherwise(alt.value(dim))
 
 
-def sweep(looks: Sequence[Look], title: str, axis: str, *, log: bool) -> dict[str, Any]:
-    """A latency along the option that is swept, with 95 % bands."""
+def sweep(
+    looks: Sequence[Look], title: str, axis: str, values: Sequence[float], *, log: bool, behind: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A latency along the `values` of the option that is swept, with 95 % bands.
+
+    Bands that lie on each other would mix to a colour of nobody's: those of policies `behind` others show when picked.
+    """
     name, _, shown = title.rpartition(", ")
-    x = alt.X("x:Q", title=axis.replace("_", "-"), scale=alt.Scale(zero=False, nice=False, padding=12))
-    scale = alt.Scale(type="log") if log else alt.Scale(zero=True)
+    kind = spacing(values)
+    if kind == "linear":
+        x_axis, x_scale = alt.Axis(), alt.Scale(zero=False, nice=False, padding=12)
+    else:
+        x_axis = alt.Axis(values=sorted(set(values)), format="~g")
+        constant = min(value for value in values if value > 0) if kind == "symlog" else alt.Undefined
+        x_scale = alt.Scale(type=kind, constant=constant, nice=False, padding=12)
+    x = alt.X("x:Q", title=axis.replace("_", "-"), axis=x_axis, scale=x_scale)
+    scale = alt.Scale(type="log") if log else alt.Scale(domainMin=0)
     tooltip = [
         alt.Tooltip("policy:N"),
         alt.Tooltip("x:Q", title=axis.replace("_", "-")),
@@ -70,8 +91,11 @@ def sweep(looks: Sequence[Look], title: str, axis: str, *, log: bool) -> dict[st
     ]
     base = alt.Chart(ROWS).encode(x=x, color=_colour(looks), detail=_order())
     y = alt.Y("mean:Q", title=title, scale=scale, axis=alt.Axis(format=",.3~r", tickCount=6))
+    seen = f"({PICKED}) && (length(picked) > 0 || indexof({json.dumps(list(behind))}, datum.policy) < 0)"
     band = base.mark_area(clip=True).encode(
-        y=alt.Y("low:Q", scale=scale, title=title), y2="high:Q", opacity=_opacity(0.16, 0.02)
+        y=alt.Y("low:Q", scale=scale, title=title),
+        y2="high:Q",
+        opacity=alt.when(seen).then(alt.value(0.16)).otherwise(alt.value(0.02)),
     )
     line = base.mark_line().encode(y=y, strokeDash=_dash(looks), strokeWidth=_width(looks), opacity=_opacity())
     dots = base.mark_circle(size=46).encode(y=y, opacity=_opacity(), tooltip=tooltip)
@@ -90,23 +114,35 @@ def single(looks: Sequence[Look], title: str) -> dict[str, Any]:
         alt.Tooltip("high:Q", title=f"95 % to, {shown}", format=",.4~r"),
     ]
     base = alt.Chart(ROWS).encode(y=y, tooltip=tooltip)
-    x = alt.X("mean:Q", title=title, axis=alt.Axis(format=",.3~r", tickCount=5, grid=True))
+    x = alt.X(
+        "mean:Q", title=title, scale=alt.Scale(domainMin=0), axis=alt.Axis(format=",.3~r", tickCount=5, grid=True)
+    )
     bar = base.mark_bar(height={"band": 0.62}, cornerRadiusEnd=2).encode(
         x=x, color=_colour(looks), opacity=_opacity(0.9)
     )
-    rule = base.mark_rule(strokeWidth=1.5, color=INK).encode(
+    # An interval of few seeds may reach below 0, which no latency does.
+    rule = base.mark_rule(strokeWidth=1.5, color=INK, clip=True).encode(
         x=alt.X("low:Q", title=title), x2="high:Q", opacity=_opacity()
     )
     return _spec(alt.layer(bar, rule), f"Bars of {title}, one a policy, with 95 % intervals.", height=26 * len(looks))
 
 
-def distribution(looks: Sequence[Look], metric: str, shown: str) -> dict[str, Any]:
-    """Share of the requests that had at most this latency, a step line a policy over a logarithmic axis."""
+def _labels(decades: float) -> str:
+    """Which ticks of a logarithmic axis get their number: evenly spaced ones, as many as there is room for."""
+    if decades < 0.7:
+        return "datum.label"
+    digits = [1, 2, 5] if decades < 1.5 else [1, 3] if decades < 3 else [1]
+    leading = "round(datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-9)))"
+    return f"indexof({digits}, {leading}) >= 0 ? datum.label : ''"
+
+
+def distribution(looks: Sequence[Look], metric: str, shown: str, *, decades: float) -> dict[str, Any]:
+    """Share of the requests that had at most this latency, a line a policy over a logarithmic axis of so many `decades`."""
     x = alt.X(
         "value:Q",
         title=f"{metric}, {shown} (log)",
         scale=alt.Scale(type="log", nice=False),
-        axis=alt.Axis(format="~g", gridOpacity=DECADES, tickOpacity=DECADES),
+        axis=alt.Axis(format="~g", gridOpacity=DECADES, tickOpacity=DECADES, labelExpr=_labels(decades)),
     )
     y = alt.Y("share:Q", title="share of requests", axis=alt.Axis(format=".0%", tickCount=5))
     tooltip = [
@@ -129,10 +165,10 @@ def quartiles(looks: Sequence[Look], *, relative: bool) -> dict[str, Any]:
     title = "mean E2EL relative to fcfs (log)" if relative else "mean E2EL, s (log)"
     x = alt.X(
         "group:O",
-        title="true output length up to, tokens",
+        title="true output length, tokens, and share of the requests",
         sort=None,
         scale=alt.Scale(padding=0.3),
-        axis=alt.Axis(labelAngle=0, grid=False),
+        axis=alt.Axis(labelAngle=0, grid=False, labelExpr="split(datum.label, ', ')"),
     )
     y = alt.Y(
         "value:Q",
@@ -142,7 +178,7 @@ def quartiles(looks: Sequence[Look], *, relative: bool) -> dict[str, Any]:
     )
     tooltip = [
         alt.Tooltip("policy:N"),
-        alt.Tooltip("group:O", title="true output length up to, tokens"),
+        alt.Tooltip("group:O", title="true output length, tokens"),
         alt.Tooltip("seconds:Q", title="mean E2EL, s", format=",.4~r"),
     ]
     if relative:
@@ -218,7 +254,7 @@ def queue(looks: Sequence[Look], order: Sequence[int]) -> dict[str, Any]:
         .mark_line()
         .encode(
             x=x,
-            y=alt.Y("waiting:Q", title="requests waiting", axis=alt.Axis(format=",.6~r", tickCount=5)),
+            y=alt.Y("waiting:Q", title="requests waiting", axis=alt.Axis(format=",.6~r", tickCount=5, tickMinStep=1)),
             color=_colour(looks),
             strokeDash=_dash(looks),
             strokeWidth=_width(looks),

@@ -16,7 +16,7 @@ from leap_rs.replay.report import top_percentile, unit
 
 from . import charts
 from .rows import LEVELS, METRICS, PointDetail, Prediction
-from .style import drawing_order, looks
+from .style import drawing_order, hidden_behind, looks
 
 Table = dict[str, list[Any]]
 Result = Mapping[str, Any]
@@ -77,7 +77,10 @@ def _latency(document: Mapping[str, Any], policies: Sequence[str], details: Sequ
             for detail in (details if len(varied) != 1 else details[:1])
         ]
         if varied:
-            spec = charts.sweep(looks(policies), f"{name}, {shown}", varied[0], log=_spread(tables) > 30)
+            values = [point[varied[0]] for point in document["config"]["points"]]
+            log = _spread(tables, "mean") > 30
+            behind = list(hidden_behind(document))
+            spec = charts.sweep(looks(policies), f"{name}, {shown}", varied[0], values, log=log, behind=behind)
         else:
             spec = charts.single(looks(policies), f"{name}, {shown}")
         by = f" against {varied[0].replace('_', '-')}" if varied else ""
@@ -107,9 +110,9 @@ def _latency_table(
     return table
 
 
-def _spread(tables: Sequence[Table]) -> float:
-    means = [mean for table in tables for mean in table["mean"]]
-    return max(means) / min(means) if means and min(means) > 0 else 1.0
+def _spread(tables: Sequence[Table], column: str) -> float:
+    values = [value for table in tables for value in table[column]]
+    return max(values) / min(values) if values and min(values) > 0 else 1.0
 
 
 def _distributions(policies: Sequence[str], details: Sequence[PointDetail]) -> list[Figure]:
@@ -127,7 +130,8 @@ def _distributions(policies: Sequence[str], details: Sequence[PointDetail]) -> l
                         table["share"].append(rounded(level))
                         table["value"].append(rounded(value * scale))
             tables.append(table)
-        spec = charts.distribution(looks(policies), metric.upper(), shown)
+        decades = math.log10(max((_spread([table], "value") for table in tables), default=1.0))
+        spec = charts.distribution(looks(policies), metric.upper(), shown, decades=decades)
         found.append(Figure(f"cdf-{metric}", "distributions", [NAMES[metric]], spec, tables))
     return found
 
@@ -140,19 +144,31 @@ def _quartiles(document: Mapping[str, Any], policies: Sequence[str], details: Se
         by_policy = {r["policy"]: r["by_quartile"] for r in document["results"] if r["point"] == detail.point}
         base = by_policy.get("fcfs")
         for i in drawing_order(policies):
+            names = _groups(by_policy.get(policies[i], ()))
             for k, quartile in enumerate(by_policy.get(policies[i], ())):
-                longest = quartile["max_output_tokens"]
                 mean = quartile["mean_e2el_ms"]["mean"]
                 of = base[k]["mean_e2el_ms"]["mean"] if relative and base else 1e3
                 if mean is not None and of:
                     table["policy"].append(i)
-                    table["group"].append(f"{longest:,.0f}")
+                    table["group"].append(names[k])
                     table["value"].append(rounded(mean / of))
                     table["seconds"].append(rounded(mean / 1e3))
         tables.append(table)
     caption = "Mean E2EL relative to fcfs" if relative else "Mean E2EL"
     caption += ", by quartile of true output length"
     return Figure("quartiles", "quartiles", [caption], charts.quartiles(looks(policies), relative=relative), tables)
+
+
+def _groups(quartiles: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lengths of each group and its share of the requests: where many answers are equally long two quartiles are one."""
+    total = sum(quartile["requests"] for quartile in quartiles)
+    names, before = [], None
+    for quartile in quartiles:
+        longest = quartile["max_output_tokens"]
+        lengths = f"up to {longest:,.0f}" if before is None else f"{before + 1:,.0f} to {longest:,.0f}"
+        names.append(f"{lengths}, {100 * quartile['requests'] / total:.0f} %")
+        before = longest
+    return names
 
 
 def _predictions(document: Mapping[str, Any], policies: Sequence[str], details: Sequence[PointDetail]) -> list[Figure]:
@@ -190,11 +206,15 @@ def _spearman(document: Mapping[str, Any], policy: str, point: int) -> str:
     result = next((r for r in document["results"] if r["policy"] == policy and r["point"] == point), None)
     prediction = {} if result is None else result["prediction"]
     parts = {kind: (prediction.get(kind) or {}).get("spearman") for kind in ("prompt", "state")}
-    known = [f"{value:.2f} ({kind})" for kind, value in parts.items() if value is not None]
+    known = [f"{_hundredths(value)} ({kind})" for kind, value in parts.items() if value is not None]
     if not known:
         whole = prediction.get("spearman")
-        known = ["undefined" if whole is None else f"{whole:.2f}"]
+        known = ["undefined" if whole is None else _hundredths(whole)]
     return f"{policy}: Spearman {', '.join(known)}"
+
+
+def _hundredths(value: float) -> str:
+    return f"{round(value, 2) + 0.0:.2f}"  # the sum has no -0.00
 
 
 def _queue(policies: Sequence[str], details: Sequence[PointDetail]) -> Figure:

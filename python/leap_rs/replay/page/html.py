@@ -17,7 +17,7 @@ from leap_rs.replay.report import capacity, replayed
 
 from .figures import Figure, axes, figures
 from .rows import MAX_POINTS, PointDetail
-from .style import Look, looks
+from .style import Look, hidden_behind, looks
 from .tables import options_tables, results_table
 
 # The page may run its own scripts and style itself; nothing in it can reach any other place.
@@ -155,19 +155,22 @@ def _bar(document: Mapping[str, Any], points: Sequence[int], start: int, legend:
             for i, point in enumerate(points)
         )
         choice = f'<label class="choice">Show <select id="point">{options}</select></label>'
-    chips = "".join(_chip(i, look) for i, look in enumerate(legend))
+    behind = hidden_behind(document)
+    chips = "".join(_chip(i, look, behind.get(look.policy)) for i, look in enumerate(legend))
     return (
         f'<div class="bar">{choice}<div class="legend" role="group" aria-label="Policies to highlight">{chips}'
         '<button type="button" id="all" hidden>show all</button></div></div>'
     )
 
 
-def _chip(i: int, look: Look) -> str:
+def _chip(i: int, look: Look, front: str | None) -> str:
+    """An entry of the legend. A line that lies under that of another policy, `front`, would be looked for in vain."""
+    same = f" <small>= {escape(front)}</small>" if front is not None else ""
     dash = f' stroke-dasharray="{" ".join(map(str, look.dash))}"' if look.dash else ""
     line = f'<line x1="0" y1="5" x2="22" y2="5" stroke="{look.colour}" stroke-width="{look.width + 0.5:g}"{dash}/>'
     return (
         f'<button type="button" class="chip" data-policy="{i}" aria-pressed="false">'
-        f'<svg width="22" height="10" aria-hidden="true">{line}</svg>{escape(look.policy)}</button>'
+        f'<svg width="22" height="10" aria-hidden="true">{line}</svg>{escape(look.policy)}{same}</button>'
     )
 
 

@@ -6,7 +6,7 @@ oracles, which nobody can run, are dashed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,21 @@ def drawing_order(policies: Sequence[str]) -> list[int]:
         return {"fcfs": 1, "leap": 2}.get(base, 0)
 
     return sorted(range(len(policies)), key=rank)
+
+
+def hidden_behind(document: Mapping[str, Any]) -> dict[str, str]:
+    """Policies whose lines lie under another's in every chart, and that other one: all their numbers are the same."""
+    metrics: dict[str, list[Any]] = {}
+    for result in document["results"]:
+        metrics.setdefault(result["policy"], []).append((result["point"], result["metrics"], result["by_quartile"]))
+    policies = list(metrics)
+    found = {}
+    order = [policies[i] for i in drawing_order(policies)]
+    for i, policy in enumerate(order):
+        front = next((other for other in reversed(order[i + 1 :]) if metrics[other] == metrics[policy]), None)
+        if front is not None:
+            found[policy] = front
+    return found
 
 
 def chart_config() -> dict[str, Any]:

@@ -167,6 +167,7 @@ def test_an_impossible_bound_recommends_fcfs(math: Path) -> None:
     assert near["name"] == "nearest"
     assert document["nearest"]["policy"] == near["policy"]
     assert "Nothing meets p99_e2el<=0.01" in result.conclusions[0]
+    assert document["effort"]["on_quarters"] == 0
     assert f"p99_e2el {near['bounds'][0]['ratio']['mean']:.3f}" in result.conclusions[0]
     assert result.server["additional_config"] == {"leap": {"mode": "shadow"}}
     assert result.server["max_num_seqs"] == 8

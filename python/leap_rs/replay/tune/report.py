@@ -178,10 +178,11 @@ def _on_quarters(quarters: Sequence[Mapping[str, Any]] | None) -> str:
 
 
 def _standing(one: Mapping[str, Any]) -> str:
-    held = all(check["holds_with_ci95"] for check in one["bounds"])
-    return _word(
-        held and all(check["holds_with_ci95"] for quarter in one["quarters"] or () for check in quarter["bounds"])
-    )
+    if not all(check["holds_with_ci95"] for check in one["bounds"]):
+        return "broken"
+    if one["quarters"] is None:
+        return "on half"
+    return _word(all(check["holds_with_ci95"] for quarter in one["quarters"] for check in quarter["bounds"]))
 
 
 def _word(held: bool) -> str:

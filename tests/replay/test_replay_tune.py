@@ -117,9 +117,35 @@ def test_the_search_kept_the_bound_with_its_interval(result: TuneResult) -> None
     (check,) = chosen["bounds"]
     assert check["holds_with_ci95"]
     assert check["ratio"]["ci95"][1] <= 1.5
-    kept = [one for one in document["candidates"] if all(check["holds_with_ci95"] for check in one["bounds"])]
-    assert kept
-    assert chosen["metrics"]["mean_ptl_ms"]["mean"] == min(one["metrics"]["mean_ptl_ms"]["mean"] for one in kept)
+    best = document["candidates"][0]
+    assert best["policy"] == chosen["policy"]
+    assert document["effort"]["on_quarters"] == sum(one["quarters"] is not None for one in document["candidates"])
+    for one in document["candidates"]:
+        if one["metrics"]["mean_ptl_ms"]["mean"] < best["metrics"]["mean_ptl_ms"]["mean"]:
+            found = [*one["bounds"], *(check for quarter in one["quarters"] or () for check in quarter["bounds"])]
+            assert not all(check["holds_with_ci95"] for check in found)
+
+
+def test_a_quarter_is_a_trace_of_its_own(result: TuneResult, math: Path) -> None:
+    document = result.to_dict()
+    best = document["candidates"][0]
+    assert [quarter["rows"] for quarter in best["quarters"]] == [[0, 49], [49, 99]]
+    for quarter in best["quarters"]:
+        start, stop = quarter["rows"]
+        told = leap_rs.replay(
+            read_trace(math)[start:stop],
+            policies=["fcfs", best["policy"]],
+            load=1.4,
+            num_prompts=document["config"]["num_prompts"],
+            seeds=3,
+            max_num_seqs=8,
+            readout=READOUT,
+            keep_requests=False,
+        ).to_dict()["results"][1]["paired"]["p99_e2el_ms"]
+        ratio = quarter["bounds"][0]["ratio"]
+        assert 100 * (ratio["mean"] - 1) == pytest.approx(told["mean"], rel=1e-6, abs=1e-9)
+        assert [100 * (end - 1) for end in ratio["ci95"]] == pytest.approx(told["ci95"], rel=1e-5, abs=1e-7)
+        assert ratio["ci95"][1] <= 1.5
 
 
 def test_short_halves_are_repeated_and_it_is_said(result: TuneResult, math: Path) -> None:
@@ -127,6 +153,7 @@ def test_short_halves_are_repeated_and_it_is_said(result: TuneResult, math: Path
     assert document["config"]["repeated"]
     assert document["search"]["replayed"] == document["held_out"]["replayed"] == 20 * 8
     assert any("over and over" in note for note in result.notes)
+    assert not any("extrapolated" in note for note in result.notes)
     own = leap_rs.tune(math, "p99_e2el<=1.5", load=1.4, num_prompts=90, **LIMITS).to_dict()
     assert not own["config"]["repeated"]
     assert own["search"]["replayed"] == own["held_out"]["replayed"] == 90
@@ -137,6 +164,7 @@ def test_options_for_the_server_are_those_of_the_chosen(result: TuneResult) -> N
     assert chosen is not None
     words = shlex.split(server["command"])
     assert words[:3] == ["vllm", "serve", "MODEL"]
+    assert server["plain_command"] == "vllm serve MODEL --max-num-seqs 8"
     given = dict(zip(words[3::2], words[4::2], strict=True))
     assert given["--scheduler-cls"] == "leap_rs.vllm.LeapScheduler"
     assert given["--max-num-seqs"] == "8"
@@ -167,6 +195,7 @@ def test_an_impossible_bound_recommends_fcfs(math: Path) -> None:
     assert near["name"] == "nearest"
     assert document["nearest"]["policy"] == near["policy"]
     assert "Nothing meets p99_e2el<=0.01" in result.conclusions[0]
+    assert document["effort"]["on_quarters"] == 0
     assert f"p99_e2el {near['bounds'][0]['ratio']['mean']:.3f}" in result.conclusions[0]
     assert result.server["additional_config"] == {"leap": {"mode": "shadow"}}
     assert result.server["max_num_seqs"] == 8
@@ -224,6 +253,16 @@ def test_a_frame_searches_as_its_file(math: Path) -> None:
     assert ours["replay_command"] is None
 
 
+def test_more_sequences_than_the_preset_has_are_told_to_be_extrapolated() -> None:
+    """Without a queue nothing is searched, so that this is quick."""
+    frame = pl.DataFrame({"arrival_s": np.arange(8) * 9.0, "prompt_tokens": [9] * 8, "output_tokens": [9] * 8})
+    result = leap_rs.tune(frame, "p99_e2el<=1.1", num_prompts=4, seeds=2, sweep={"max_num_seqs": [128, 256, 300, 512]})
+    expected = "extrapolated at 300, 512 sequences: the step times of h100-llama-8b are those of at most 256"
+    assert any(expected in note for note in result.notes)
+    more = leap_rs.tune(frame, "p99_e2el<=1.1", num_prompts=4, seeds=2, max_num_seqs=512)
+    assert any("extrapolated at 512 sequences" in note for note in more.notes)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -272,6 +311,11 @@ class TestCommand:
         status, out, _ = run(math, "--load", 1.4, "--tune", "p99_e2el<=0.01", "--num-prompts", 60, *WORDS)
         assert status == 0
         assert "Nothing meets p99_e2el<=0.01" in out
+        # What needs nothing new comes first.
+        lines = out.splitlines()
+        assert lines.index("vllm serve MODEL --max-num-seqs 8") < next(
+            i for i, line in enumerate(lines) if "--scheduler-cls" in line
+        )
 
     def test_all_requests_at_once(self, run: Run, math: Path) -> None:
         words = [math, "--request-rate", "inf", "--tune", "p99_e2el<=1.5", "--num-prompts", 40, *WORDS]
@@ -306,12 +350,12 @@ class TestCommand:
         assert says in err
         assert status == 2 or len(err.splitlines()) == 1
 
-    def test_a_trace_of_three_cannot_be_split(self, run: Run, tmp_path: Path, math: Path) -> None:
-        path = tmp_path / "three.parquet"
-        write_trace(read_trace(math)[:3].drop("prompt_features"), path)
+    def test_a_trace_of_seven_cannot_be_split(self, run: Run, tmp_path: Path, math: Path) -> None:
+        path = tmp_path / "seven.parquet"
+        write_trace(read_trace(math)[:7].drop("prompt_features"), path)
         status, _, err = run(path, "--load", 1.2, "--tune", "p99_e2el<=1.1")
         assert status == 1
-        assert f"{path}: 3 requests are too few" in err
+        assert f"{path}: 7 requests are too few" in err
 
     def test_the_bound_is_one_value(self) -> None:
         assert app is not None

@@ -10,15 +10,15 @@ from leap_rs.replay.tune.space import AGING_RATES, Candidate, Space, default_spa
 
 @pytest.fixture
 def space() -> Space:
-    return default_space(256, max_num_batched_tokens=2048)
+    return default_space(256)
 
 
 def test_the_default_space_is_the_product_of_its_choices(space: Space) -> None:
     """All 7 sets of levers where every resident decodes, the 4 with slots where fewer do; fcfs at other numbers."""
-    assert {engine for engine in space.engines if engine[1] is None} == {(n, None) for n in (256, 128, 64, 512)}
+    assert {engine for engine in space.engines if engine[1] is None} == {(n, None) for n in (256, 128, 64)}
     assert {engine for engine in space.engines if engine[0] == 128} == {(128, None), (128, 96), (128, 64)}
     each = len(space.orders) * len(AGING_RATES) * 2
-    assert len(space.candidates()) == 4 * 7 * each + 8 * 4 * each + 3
+    assert len(space.candidates()) == 3 * 7 * each + 6 * 4 * each + 2
     assert len(set(space.candidates())) == space.to_dict()["candidates"]
 
 
@@ -36,7 +36,7 @@ def test_everything_that_a_search_meets_is_in_the_space(space: Space) -> None:
 @pytest.mark.parametrize("count", range(1, 41))
 def test_refinements_reach_every_aging_rate(count: int) -> None:
     swept = {"aging_rate": [0.25 * i for i in range(count)], "max_num_seqs": [8.0], "decode_slots": [8.0]}
-    space = default_space(8, max_num_batched_tokens=512, swept=swept)
+    space = default_space(8, swept)
     reached = set(space.coarse())
     for stride in space.strides:
         reached |= {other for one in reached for other in space.neighbours(one, stride)}
@@ -58,19 +58,19 @@ def test_fewer_slots_than_sequences_only_with_the_lever(space: Space) -> None:
     assert all("slots" in one.levers and one.decode_slots < one.max_num_seqs for one in limited if one.decode_slots)
 
 
-def test_no_more_sequences_than_tokens_a_step() -> None:
-    assert {n for n, _ in default_space(256, max_num_batched_tokens=300).engines} == {64, 128, 256}
-    assert {n for n, _ in default_space(1, max_num_batched_tokens=300).engines} == {1, 2}
+@pytest.mark.parametrize(("stock", "searched"), [(300, {75, 150, 300}), (3, {1, 3}), (1, {1})])
+def test_no_more_sequences_than_the_engine_has(stock: int, searched: set[int]) -> None:
+    assert {n for n, _ in default_space(stock).engines} == searched
 
 
 def test_swept_values_replace_the_usual_ones() -> None:
     swept = {"max_num_seqs": [8.0, 32.0], "decode_slots": [4.0, 16.0], "aging_rate": [0.25]}
-    space = default_space(16, max_num_batched_tokens=512, swept=swept)
+    space = default_space(16, swept)
     assert space.engines == ((8, None), (8, 4), (32, None), (32, 4), (32, 16))
     assert space.aging_rates == (0.25,)
     assert fcfs(8) in space.candidates()
     with pytest.raises(ConfigError, match="sweep: load is no choice of --tune"):
-        default_space(16, max_num_batched_tokens=512, swept={"load": [1.0]})
+        default_space(16, {"load": [1.0]})
 
 
 @pytest.mark.parametrize(

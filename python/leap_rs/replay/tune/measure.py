@@ -91,6 +91,7 @@ class Bench:
         # All at once has no rate.
         self.rate = rate if isinstance(rate, float) else None
         self.notes: list[str] = document["notes"]
+        self.readouts: dict[str, Any] = document["config"]["readouts"]
         self.replayed = int(document["trace"]["requests"])
         self.duration_s = float(document["trace"]["duration_s"])
         if options.load is not None and self.rate is not None:

@@ -31,7 +31,7 @@ class TuneResult(ResultObject):
 
     @property
     def server(self) -> dict[str, Any]:
-        """`max_num_seqs`, `additional_config` and the whole command for vLLM."""
+        """`max_num_seqs`, `additional_config`, the whole command for vLLM, and the same without leap (`plain_command`)."""
         found: dict[str, Any] = self.to_dict()["server"]
         return found
 
@@ -43,7 +43,7 @@ class Verdict:
     status: str
     """gain, no_gain, bound_unmet or no_queue."""
     recommend: str
-    """leap, max_num_seqs (fcfs with another number of sequences) or fcfs."""
+    """leap (the chosen), leap_at_stock, max_num_seqs (fcfs with another number of sequences) or fcfs."""
     bound_held: bool | None
     """On the half that the search did not see, by its mean; None where nothing was chosen."""
     sentences: list[str]
@@ -68,6 +68,17 @@ def entry(name: str, one: Measured, base: Measured, bounds: Sequence[Bound]) -> 
 def entries(named: Mapping[str, Measured], base: Measured, bounds: Sequence[Bound]) -> list[dict[str, Any]]:
     """Several of them."""
     return [entry(name, one, base, bounds) for name, one in named.items()]
+
+
+def quarters(found: Found, one: Measured, rows: Sequence[tuple[int, int]]) -> list[dict[str, Any]] | None:
+    """Bounds of a finalist on the quarters; None where it was not replayed there, for it could not have been chosen."""
+    parts = found.parts.get(one.candidate)
+    if parts is None:
+        return None
+    return [
+        {"rows": list(span), "bounds": [check.to_dict() for check in part]}
+        for span, part in zip(rows, parts, strict=True)
+    ]
 
 
 def half(bench: Bench, named: Mapping[str, Measured], bounds: Sequence[Bound], rows: Sequence[int]) -> dict[str, Any]:
@@ -105,8 +116,14 @@ def verdict(
         )
     if found.chosen is None and found.nearest is not None:
         near = max(checks(found.nearest, search.fcfs, bounds), key=lambda check: check.excess)
+        where = ""
+        if near.excess <= 1:
+            parts = found.parts[found.nearest.candidate]
+            worst = max(range(len(parts)), key=lambda i: max(check.excess for check in parts[i]))
+            near = max(parts[worst], key=lambda check: check.excess)
+            where = f" on the {('first', 'second')[worst]} quarter of the trace"
         text = f"Nothing meets {asked}. The nearest, {found.nearest.candidate.policy}"
-        text += f" at {found.nearest.candidate.max_num_seqs} sequences, has {_ratio(near)}. Stay with fcfs."
+        text += f" at {found.nearest.candidate.max_num_seqs} sequences, has {_ratio(near)}{where}. Stay with fcfs."
         return Verdict("bound_unmet", "fcfs", None, [text])
     if found.chosen is None:
         return Verdict(
@@ -149,16 +166,28 @@ def _of_chosen(unseen: Mapping[str, Measured], bounds: Sequence[Bound], objectiv
         sentences.append(text)
     if not chosen.candidate.levers:
         sentences.append(f"What helps is --max-num-seqs {chosen.candidate.max_num_seqs}, under fcfs.")
-    if not held:
-        recommend = "fcfs"
-        sentences.append("What does not hold on traffic that it was not chosen on is not recommended: stay with fcfs.")
     at_stock = unseen.get("at_stock")
     if at_stock is not None:
         limits = "; ".join(_ratio(check) for check in checks(at_stock, base, bounds))
         sentences.append(
             f"With --max-num-seqs left at {stock}, the best {_effect(at_stock.change(base, objective), what)} there ({limits})."
         )
+    if not held:
+        recommend, instead = _instead(unseen, bounds, objective, stock)
+        sentences.append(f"What does not hold on traffic that it was not chosen on is not recommended: {instead}.")
     return Verdict("gain", recommend, held, sentences)
+
+
+def _instead(unseen: Mapping[str, Measured], bounds: Sequence[Bound], objective: str, stock: int) -> tuple[str, str]:
+    """What to recommend where the chosen setting broke the bound: the best that was fixed before this half and holds on it."""
+    named = {"max_num_seqs": unseen.get("fcfs_at_chosen"), "leap_at_stock": unseen.get("at_stock")}
+    good = {key: one for key, one in named.items() if one is not None and worth(one, unseen["fcfs"], bounds, objective)}
+    if not good:
+        return "fcfs", "stay with fcfs"
+    best = min(good, key=lambda key: float(good[key].values[objective].mean()))
+    seqs = good[best].candidate.max_num_seqs
+    what = f"fcfs at {seqs} sequences" if best == "max_num_seqs" else f"the best at {stock} sequences"
+    return best, f"{what} held and is"
 
 
 def worth(one: Measured, base: Measured, bounds: Sequence[Bound], objective: str) -> bool:

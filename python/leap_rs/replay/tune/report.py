@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +11,8 @@ from rich.table import Table
 
 from leap_rs.replay.conclude import number
 from leap_rs.replay.report import WIDTH, cell, interval_cell, paragraph, print_table
+
+from .server import PLUGIN
 
 BEST = 6
 # Width of `-76.0±0.8`, so that values and changes stand below each other.
@@ -40,28 +43,53 @@ def render(document: Mapping[str, Any], console: Console, *, text_width: int | N
     for sentence in document["conclusions"]:
         paragraph(console, sentence, style="bold", width=width)
     paragraph(console, "")
-    paragraph(console, f"Options for the server ({_recommended(document)}):", width=width)
-    _command(console, document["server"]["command"])
+    for title, command in _commands(document):
+        paragraph(console, f"{title}:", width=width)
+        console.print(command, soft_wrap=True, markup=False)
+    for line in _remarks(document):
+        paragraph(console, line, width=width)
+
+
+def _commands(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    server, stock = document["server"], document["config"]["max_num_seqs"]
+    seqs = server["max_num_seqs"]
+    ordered = _ordered(document)
+    if ordered:
+        which = "chosen policy" if document["verdict"]["recommend"] == "leap" else f"best policy at {stock} sequences"
+        found = [(f"The server with the {which} (your other options stay)", server["command"])]
+    else:
+        change = (
+            "as it is" if seqs == stock else f"with {seqs} sequences instead of {stock}, under vLLM's own scheduler"
+        )
+        found = [(f"The server {change} (your other options stay)", server["plain_command"])]
+        found.append(("or with leap beside it, which watches, learns and changes nothing", server["command"]))
     if document["server_at_stock"] is not None:
-        paragraph(console, f"or, with {document['config']['max_num_seqs']} sequences as it is:", width=width)
-        _command(console, document["server_at_stock"]["command"])
+        found.append(
+            (f"or, leaving it at {stock} sequences, with the best there", document["server_at_stock"]["command"])
+        )
     if document["replay_command"] is not None:
-        seqs = document["server"]["max_num_seqs"]
-        paragraph(console, f"The same policy on the whole trace, beside fcfs at {seqs} sequences:", width=width)
-        _command(console, document["replay_command"])
+        what = "This policy beside fcfs, both" if ordered else "fcfs"
+        found.append((f"{what} at {seqs} sequences, on the whole trace", document["replay_command"]))
+    return found
 
 
-def _command(console: Console, command: str) -> None:
-    console.print(command, soft_wrap=True, markup=False)
+def _ordered(document: Mapping[str, Any]) -> bool:
+    """Whether an order of leap's is recommended."""
+    return document["verdict"]["recommend"] in ("leap", "leap_at_stock")
 
 
-def _recommended(document: Mapping[str, Any]) -> str:
-    recommend = document["verdict"]["recommend"]
-    if recommend == "leap":
-        return "the chosen policy"
-    return (
-        "fcfs; leap only watches" if recommend == "fcfs" else "fcfs at another number of sequences; leap only watches"
-    )
+def _remarks(document: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if find_spec(PLUGIN) is None:
+        lines.append(
+            f"This leap-rs has no {PLUGIN} yet: vLLM cannot start with --scheduler-cls until a version brings it."
+        )
+    used = [used["path"] for used in document["config"]["readouts"].values() if used is not None]
+    if used and (_ordered(document) or document["server_at_stock"] is not None):
+        lines.append(
+            f"These numbers are with predictions by {' and '.join(used)}; a server without `readout` in the JSON learns from zero."
+        )
+    return lines
 
 
 def _header(document: Mapping[str, Any]) -> list[str]:
@@ -75,8 +103,8 @@ def _header(document: Mapping[str, Any]) -> list[str]:
     ]
     if config["repeated"]:
         lines.append(
-            f"each half is short against {config['max_num_seqs']} sequences, so it is repeated to {search['replayed']} requests "
-            "(--num-prompts overrides)"
+            f"halves and quarters are short against {config['max_num_seqs']} sequences, so each is repeated to "
+            f"{search['replayed']} requests (--num-prompts overrides)"
         )
     else:
         lines.append(f"each half replays {search['replayed']} requests")
@@ -86,7 +114,8 @@ def _header(document: Mapping[str, Any]) -> list[str]:
         final = sum(one["candidates"] for one in effort["rounds"] if one["seeds"] == config["seeds"])
         lines.append(
             f"{effort['candidates']} of {space['candidates']} combinations replayed in {effort['simulations']} simulations, "
-            f"{final} of them on all {config['seeds']} seeds; the bound had to hold with the far end of its 95 % interval"
+            f"{final} of them on all {config['seeds']} seeds; the bound had to hold with the far end of its 95 % interval, "
+            f"also on each of the two quarters in that half ({effort['on_quarters']} came to be replayed there)"
         )
     return lines
 
@@ -113,7 +142,7 @@ def _right(table: Table, *names: str) -> None:
 def _candidates(document: Mapping[str, Any]) -> Table:
     table = _table("Best candidates on the searched half", "levers", "order")
     bounds = [one["metric"] for one in document["bound"]]
-    _right(table, "aging", "memory", "slots", "seqs", "PTL ms", "E2EL s", "req/s", *bounds, "bound")
+    _right(table, "aging", "memory", "slots", "seqs", "PTL ms", "E2EL s", "req/s", *bounds, "quarters", "bound")
     chosen = document["chosen"]
     for one in document["candidates"][:BEST]:
         order = ":".join(one[key] for key in ("order", "objective") if key in one) or "-"
@@ -129,10 +158,35 @@ def _candidates(document: Mapping[str, Any]) -> Table:
             interval_cell(metrics["mean_e2el_ms"], 1e-3),
             cell(metrics["request_throughput"]["mean"]),
             *[_ratio(check["ratio"]) for check in one["bounds"]],
-            "kept" if all(check["holds_with_ci95"] for check in one["bounds"]) else "broken",
+            _on_quarters(one["quarters"]),
+            _standing(one),
             style="green" if _same(one, chosen) else "",
         )
     return table
+
+
+def _on_quarters(quarters: Sequence[Mapping[str, Any]] | None) -> str:
+    """The ratio on each; of several bounds there is only room for whether they hold."""
+    if quarters is None:
+        return "-"
+    return " ".join(
+        f"{checks[0]['ratio']['mean']:.3f}"
+        if len(checks) == 1
+        else _word(all(check["holds_with_ci95"] for check in checks))
+        for checks in (quarter["bounds"] for quarter in quarters)
+    )
+
+
+def _standing(one: Mapping[str, Any]) -> str:
+    if not all(check["holds_with_ci95"] for check in one["bounds"]):
+        return "broken"
+    if one["quarters"] is None:
+        return "on half"
+    return _word(all(check["holds_with_ci95"] for quarter in one["quarters"] for check in quarter["bounds"]))
+
+
+def _word(held: bool) -> str:
+    return "kept" if held else "broken"
 
 
 def _same(one: Mapping[str, Any], chosen: Mapping[str, Any] | None) -> bool:

@@ -19,7 +19,7 @@ from leap_rs.trace import Trace
 
 from .bound import Bound, key_of, parse
 from .measure import Bench, Measured
-from .outcome import SHOWN, VERSION, TuneResult, Verdict, entries, half, verdict, worth
+from .outcome import SHOWN, VERSION, TuneResult, Verdict, entry, half, quarters, verdict, worth
 from .search import Found, Search
 from .server import replay_command, server_options
 from .space import Candidate, Space, default_space, fcfs
@@ -57,7 +57,8 @@ def tune(
 ) -> TuneResult:
     """Search leap's options for the lowest objective under a bound relative to fcfs.
 
-    The search runs on the first half of the trace (by arrival); what it chose is then replayed on the other half.
+    The search runs on the first half of the trace (by arrival); what it chose is then replayed on the other half. The bound
+    must hold on the searched half and on each of the two quarters in it.
 
     trace: a trace file of any format that leap reads, or a frame in the leap trace format.
     bound: `METRIC<=FACTOR` such as `p99_e2el<=1.1`, several joined by commas: a latency's metric may be at most so many
@@ -90,6 +91,8 @@ class Case:
     engine: dict[str, Any]
     stock: int
     """Sequences of the engine as it is."""
+    fitted_to: int
+    """Sequences up to which the cost model's step times are known: those of the preset or of the model's file."""
     space: Space
     seqs_given: bool
     """Whether the user said which numbers of sequences to search."""
@@ -102,9 +105,19 @@ class Case:
         """Whether halves are replayed over and over because they are short."""
         return self.used.num_prompts != self.options.num_prompts
 
-    def bench(self, half: Trace) -> Bench:
-        """One of the halves, ready to replay."""
-        return Bench(half, self.used, self.stock, self.metrics)
+    def bench(self, part: Trace) -> Bench:
+        """A half or a quarter, ready to replay."""
+        used = self.used
+        if used.num_prompts is None:
+            used = used.model_copy(update={"num_prompts": enough(part, self.stock)})
+        return Bench(part, used, self.stock, self.metrics)
+
+    @property
+    def quarters(self) -> tuple[tuple[Trace, tuple[int, int]], ...]:
+        """The searched half in two, by arrival, each with its rows in the trace."""
+        one, other = split(self.first)
+        middle = one.frame.height
+        return (one, (0, middle)), (other, (middle, self.first.frame.height))
 
 
 def case_of(
@@ -124,12 +137,11 @@ def case_of(
     _require_searchable(options)
     core_engine, engine = engines.resolve(options)
     stock = int(core_engine["max_num_seqs"])
-    space = default_space(stock, max_num_batched_tokens=int(core_engine["max_num_batched_tokens"]), swept=swept)
+    own, _ = engines.resolve(options.model_copy(update={"max_num_seqs": None}))
+    space = default_space(stock, swept)
     trace, path = open_trace(source, read_options)
     first, second = halves(trace)
-    num_prompts = options.num_prompts
-    if num_prompts is None and second.frame.height < ENOUGH * stock:
-        num_prompts = ENOUGH * stock
+    num_prompts = enough(second, stock) if options.num_prompts is None else options.num_prompts
     return Case(
         trace=trace,
         path=path,
@@ -139,6 +151,7 @@ def case_of(
         used=options.model_copy(update={"num_prompts": num_prompts}),
         engine=engine,
         stock=stock,
+        fitted_to=int(own["max_num_seqs"]),
         space=space,
         seqs_given="max_num_seqs" in swept,
         bounds=bounds,
@@ -162,15 +175,21 @@ def run_tune(
     options = case.options
     bench = case.bench(case.first)
     found = Found()
+    simulations = bench.simulations
     if queued := bool(bench.queue.get("share_of_steps_with_queue")):
-        search = Search(
-            bench, case.space, case.bounds, case.objective, options.seeds, lambda share: told(SEARCH_SHARE * share)
-        )
+        parts = [case.bench(quarter) for quarter, _ in case.quarters]
+
+        def searched(share: float) -> None:
+            told(SEARCH_SHARE * share)
+
+        search = Search(bench, case.space, case.bounds, case.objective, options.seeds, searched, parts)
         found = search.run()
+        simulations = search.simulations
     seen, unseen, other = _both(case, bench, found)
     told(1.0)
     decided = verdict(found if queued else None, bench, unseen, case.bounds, case.objective, case.stock)
     document = _document(case, found, decided, (bench, seen), None if other is None else (other, unseen))
+    document["effort"]["simulations"] = simulations
     for key in options.metadata:
         if key in document:
             raise ConfigError(f"metadata: {key!r} is a key of the result itself")
@@ -184,10 +203,12 @@ def _document(case: Case, found: Found, decided: Verdict, searched: Half, judged
     options, trace, bounds, bench = case.options, case.trace, case.bounds, searched[0]
     middle, height = case.first.frame.height, trace.frame.height
     recommended = fcfs(case.stock)
-    if found.chosen is not None and decided.recommend != "fcfs":
+    if found.chosen is not None and decided.recommend in ("leap", "max_num_seqs"):
         chosen = found.chosen.candidate
         recommended = chosen if decided.recommend == "leap" else fcfs(chosen.max_num_seqs)
-    beside = None if judged is None else judged[1].get("at_stock")
+    elif found.at_stock is not None and decided.recommend == "leap_at_stock":
+        recommended = found.at_stock.candidate
+    beside = None if judged is None or decided.recommend == "leap_at_stock" else judged[1].get("at_stock")
     if judged is not None and beside is not None and not worth(beside, judged[0].fcfs, bounds, case.objective):
         beside = None
     return {
@@ -198,12 +219,19 @@ def _document(case: Case, found: Found, decided: Verdict, searched: Half, judged
             **{name: getattr(case.used, name) for name in _CONFIG},
             "request_rate": "inf" if options.request_rate == math.inf else options.request_rate,
             "repeated": case.repeated,
+            "readouts": bench.readouts,
         },
         "bound": [one.to_dict() for one in bounds],
         "objective": key_of(case.objective),
         "space": case.space.to_dict(),
-        "effort": {"candidates": found.tried, "simulations": bench.simulations, "rounds": found.rounds},
-        "candidates": entries({str(i): one for i, one in enumerate(found.finalists, 1)}, bench.fcfs, bounds),
+        "effort": {"candidates": found.tried, "rounds": found.rounds, "on_quarters": len(found.parts)},
+        "candidates": [
+            {
+                **entry(str(i), one, bench.fcfs, bounds),
+                "quarters": quarters(found, one, [rows for _, rows in case.quarters]),
+            }
+            for i, one in enumerate(found.finalists, 1)
+        ],
         "chosen": None if found.chosen is None else found.chosen.candidate.to_dict(),
         "nearest": None if found.nearest is None else found.nearest.candidate.to_dict(),
         "search": half(*searched, bounds, (0, middle)),
@@ -212,7 +240,9 @@ def _document(case: Case, found: Found, decided: Verdict, searched: Half, judged
         "server": server_options(recommended, options),
         "server_at_stock": None if beside is None else server_options(beside.candidate, options),
         "replay_command": _again(case, recommended, judged),
-        "notes": list(dict.fromkeys([*map(str, trace.left_out), *trace.notes, *bench.notes, *_edge(found, case)])),
+        "notes": list(
+            dict.fromkeys([*map(str, trace.left_out), *trace.notes, *bench.notes, *_edge(found, case), *_beyond(case)])
+        ),
         "conclusions": decided.sentences,
     }
 
@@ -232,12 +262,22 @@ def _again(case: Case, recommended: Candidate, judged: Half | None) -> str | Non
 def halves(trace: Trace) -> tuple[Trace, Trace]:
     """The requests that arrive first, and the rest."""
     height = trace.frame.height
-    if height < 4:
+    if height < 8:
         raise TraceError(f"{trace.path}: {height} requests are too few to search one half and judge on the other")
-    middle = height // 2
+    return split(trace)
+
+
+def split(trace: Trace) -> tuple[Trace, Trace]:
+    """In two by arrival."""
+    middle = trace.frame.height // 2
     parts = (trace.frame[:middle], trace.frame[middle:])
     first, second = (replace(trace, frame=part, left_out=(), notes=()) for part in parts)
     return first, second
+
+
+def enough(part: Trace, stock: int) -> int | None:
+    """Requests to repeat a short part to."""
+    return ENOUGH * stock if part.frame.height < ENOUGH * stock else None
 
 
 def _both(case: Case, bench: Bench, found: Found) -> tuple[dict[str, Measured], dict[str, Measured], Bench | None]:
@@ -262,11 +302,22 @@ def _edge(found: Found, case: Case) -> list[str]:
     """A word where the best number of sequences may lie beyond those searched."""
     searched = sorted({seqs for seqs, _ in case.space.engines})
     chosen = None if found.chosen is None else found.chosen.candidate.max_num_seqs
-    if case.seqs_given or chosen not in (searched[0], searched[-1]) or chosen == case.stock:
+    if case.seqs_given or chosen is None or chosen != searched[0] or chosen in (case.stock, 1):
+        return []
+    further = ",".join(map(str, [chosen // 2, *searched]))
+    return [
+        f"{chosen} is the least number of sequences that was searched: --sweep max-num-seqs={further} looks further"
+    ]
+
+
+def _beyond(case: Case) -> list[str]:
+    """A word where more sequences are searched than the cost model knows."""
+    beyond = sorted({seqs for seqs, _ in case.space.engines if seqs > case.fitted_to})
+    if not beyond:
         return []
     return [
-        f"{chosen} is at the end of the numbers of sequences that were searched ({', '.join(map(str, searched))}): "
-        "--sweep max-num-seqs=A,B,C looks further"
+        f"the cost model is extrapolated at {', '.join(map(str, beyond))} sequences: the step times of {case.engine['engine']} "
+        f"are those of at most {case.fitted_to}"
     ]
 
 

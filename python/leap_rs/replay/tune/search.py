@@ -1,7 +1,8 @@
 """The search: a coarse grid on one seed, twice the better ones with their neighbours, the best on all seeds.
 
-The bound must hold with the far end of its 95 % interval, and only among candidates replayed on all seeds: the best of many
-noisy numbers flatters, and the interval is the margin against that.
+The best of many noisy numbers flatters, so the bound must hold with the far end of its 95 % interval, among candidates replayed
+on all seeds. Seeds deal the same requests anew and say nothing of other traffic, so it must hold in that way on each part of
+the searched half as well.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Found:
     nearest: Measured | None = None
     """Where none keeps it: the least beyond it."""
     finalists: list[Measured] = field(default_factory=list)
-    """Those replayed on all seeds, those that keep the bound first, then by objective."""
+    """Those replayed on all seeds, those not found to break the bound first, then by objective."""
+    parts: dict[Candidate, list[list[Check]]] = field(default_factory=dict)
+    """The bounds on each part, of finalists that keep them on the whole half and came to be checked."""
     rounds: list[dict[str, int]] = field(default_factory=list)
     """Candidates replayed and seeds of each round."""
     tried: int = 0
@@ -76,7 +79,7 @@ def checks(one: Measured, base: Measured, bounds: Sequence[Bound]) -> list[Check
 
 
 class Search:
-    """A search on one half of a trace."""
+    """A search on one half of a trace; `parts` are that half in pieces, on which a finalist must keep the bound too."""
 
     def __init__(
         self,
@@ -86,18 +89,27 @@ class Search:
         objective: str,
         seeds: int,
         progress: Callable[[float], None] | None = None,
+        parts: Sequence[Bench] = (),
     ) -> None:
         self._bench, self._space, self._bounds, self._objective, self._seeds = bench, space, bounds, objective, seeds
+        self._parts = parts
         self._measured: dict[Candidate, Measured] = {}
         self._found = Found()
         self._progress = progress
         # A guess: how many neighbours are new is known only on the way.
         self._planned = len(space.coarse()) + 6 * KEPT * sum(REFINED_ON) + 2 * FINALISTS * seeds
         for metric in (objective, *(bound.metric for bound in bounds)):
-            if not np.all(np.isfinite(bench.fcfs.values[metric])) or np.any(bench.fcfs.values[metric] <= 0):
-                raise ConfigError(
-                    f"tune: {key_of(metric)} is 0 or undefined under fcfs on this trace, so nothing can be related to it"
-                )
+            for one in (bench, *parts):
+                if not np.all(np.isfinite(one.fcfs.values[metric])) or np.any(one.fcfs.values[metric] <= 0):
+                    where = "this trace" if one is bench else f"part {parts.index(one) + 1} of the searched half"
+                    raise ConfigError(
+                        f"tune: {key_of(metric)} is 0 or undefined under fcfs on {where}, so nothing can be related to it"
+                    )
+
+    @property
+    def simulations(self) -> int:
+        """Done so far, on the half and its parts."""
+        return sum(one.simulations for one in (self._bench, *self._parts))
 
     def run(self) -> Found:
         """Search the space; a small one is replayed whole, on all seeds."""
@@ -117,8 +129,8 @@ class Search:
             if best.candidate.max_num_seqs != self._space.stock:
                 stock = self._final([one for one in pool if one.max_num_seqs == self._space.stock])
                 found.at_stock = stock if stock is not None and self._value(stock) < self._value(base) else None
+        found.finalists.sort(key=lambda one: (self._excess(one) > 1, self._value(one)))
         found.finalists = distinct(found.finalists)
-        found.finalists.sort(key=lambda one: (not self._keeps(one), self._value(one)))
         found.tried = len(self._measured)
         return found
 
@@ -132,14 +144,19 @@ class Search:
         """Replay what this needs and give back the promising ones, best first, one of each that do the same."""
         candidates = list(candidates)
         missing = [one for one in candidates if one not in self._measured or self._measured[one].seeds < seeds]
-        for one in self._bench.measure(missing, seeds, self._told):
+        for one in self._replay(self._bench, missing, seeds):
             self._measured[one.candidate] = one
         self._found.rounds.append({"candidates": len(missing), "seeds": seeds})
         return [one.candidate for one in self._ranked(distinct([self._measured[one] for one in candidates]))]
 
-    def _told(self, simulations: int) -> None:
-        if self._progress is not None:
-            self._progress(min(simulations / self._planned, 1.0))
+    def _replay(self, bench: Bench, candidates: Iterable[Candidate], seeds: int) -> list[Measured]:
+        before = self.simulations - bench.simulations
+
+        def told(simulations: int) -> None:
+            if self._progress is not None:
+                self._progress(min((before + simulations) / self._planned, 1.0))
+
+        return bench.measure(candidates, seeds, told)
 
     def _mean_excess(self, one: Measured) -> float:
         base = self._bench.fcfs
@@ -162,23 +179,31 @@ class Search:
         for start in range(0, len(pool), FINALISTS):
             part = list(pool[start : start + FINALISTS])
             missing = [one for one in part if all(one != other.candidate for other in self._found.finalists)]
-            for one in self._bench.measure(missing, self._seeds, self._told):
+            for one in self._replay(self._bench, missing, self._seeds):
                 self._measured[one.candidate] = one
                 self._found.finalists.append(one)
             self._found.rounds.append({"candidates": len(missing), "seeds": self._seeds})
             final += [self._measured[one] for one in part]
-            if keeping := [one for one in final if self._keeps(one)]:
-                return min(keeping, key=self._value)
+            for one in sorted(final, key=self._value):
+                if self._excess(one) <= 1 and self._keeps_on_parts(one.candidate):
+                    return one
         return None
+
+    def _keeps_on_parts(self, candidate: Candidate) -> bool:
+        """Whether a candidate keeps the bound on each part; replays it there once."""
+        if candidate not in self._found.parts:
+            self._found.parts[candidate] = [
+                checks(self._replay(part, [candidate], self._seeds)[0], part.fcfs, self._bounds) for part in self._parts
+            ]
+        return all(check.excess <= 1 for part in self._found.parts[candidate] for check in part)
 
     def _value(self, one: Measured) -> float:
         return float(one.values[self._objective].mean())
 
     def _excess(self, one: Measured) -> float:
-        return max(check.excess for check in checks(one, self._bench.fcfs, self._bounds))
-
-    def _keeps(self, one: Measured) -> bool:
-        return self._excess(one) <= 1
+        """The most on the half or, as far as it was replayed there, on a part."""
+        found = [checks(one, self._bench.fcfs, self._bounds), *self._found.parts.get(one.candidate, [])]
+        return max(check.excess for part in found for check in part)
 
 
 def distinct(measured: Sequence[Measured]) -> list[Measured]:

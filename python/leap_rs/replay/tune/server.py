@@ -11,7 +11,8 @@ from leap_rs.replay.options import Options
 
 from .space import Candidate
 
-SCHEDULER = "leap_rs.vllm.LeapScheduler"
+PLUGIN = "leap_rs.vllm"
+SCHEDULER = f"{PLUGIN}.LeapScheduler"
 # What the commands say themselves.
 _OWN = ("policies", "load", "sweep", "max_num_seqs", "decode_slots", "num_prompts")
 
@@ -31,9 +32,14 @@ def server_options(candidate: Candidate, options: Options) -> dict[str, Any]:
         if options.wait_cap_s is not None:
             leap["wait_cap_s"] = options.wait_cap_s
     config = {"leap": leap}
-    words = ["vllm", "serve", "MODEL", "--scheduler-cls", SCHEDULER, "--max-num-seqs", str(candidate.max_num_seqs)]
-    words += ["--additional-config", json.dumps(config)]
-    return {"max_num_seqs": candidate.max_num_seqs, "additional_config": config, "command": shlex.join(words)}
+    plain = ["vllm", "serve", "MODEL", "--max-num-seqs", str(candidate.max_num_seqs)]
+    words = [*plain, "--scheduler-cls", SCHEDULER, "--additional-config", json.dumps(config)]
+    return {
+        "max_num_seqs": candidate.max_num_seqs,
+        "additional_config": config,
+        "command": shlex.join(words),
+        "plain_command": shlex.join(plain),
+    }
 
 
 def replay_command(

@@ -182,9 +182,7 @@ def _beside(values: Iterable[float], value: float, stride: int = 1) -> list[Any]
     return [ordered[i] for i in beside if i != at]
 
 
-def default_space(
-    stock: int, *, max_num_batched_tokens: int, swept: Mapping[str, Sequence[float]] | None = None
-) -> Space:
+def default_space(stock: int, swept: Mapping[str, Sequence[float]] | None = None) -> Space:
     """The whole space about an engine of `stock` sequences; `swept` replaces the values of an option."""
     swept = swept or {}
     for name in swept:
@@ -192,8 +190,8 @@ def default_space(
             allowed = ", ".join(key.replace("_", "-") for key in SWEPT)
             raise ConfigError(f"sweep: {name.replace('_', '-')} is no choice of --tune, which searches {allowed}")
     given = [int(value) for value in swept.get("max_num_seqs", ())]
-    # vLLM refuses more sequences than tokens a step.
-    usual = [n for n in (stock, stock // 2, stock // 4, 2 * stock) if 1 <= n <= max(max_num_batched_tokens, stock)]
+    # Step times are fitted to steps of at most the engine's own number: what more sequences cost is a guess.
+    usual = [n for n in (stock, stock // 2, stock // 4) if n >= 1]
     engines: dict[tuple[int, int | None], None] = {}
     for seqs in given or usual:
         slots = [int(value) for value in swept.get("decode_slots", (3 * seqs // 4, seqs // 2))]

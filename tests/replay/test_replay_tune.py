@@ -318,11 +318,13 @@ class TestCommand:
         )
 
     def test_all_requests_at_once(self, run: Run, math: Path) -> None:
-        words = [math, "--request-rate", "inf", "--tune", "p99_e2el<=1.5", "--num-prompts", 40, *WORDS]
+        bounds = "p99_e2el<=1.5,request_throughput>=0.9"
+        words = [math, "--request-rate", "inf", "--tune", bounds, "--num-prompts", 40, *WORDS]
         status, out, err = run(*words)
         assert (status, err) == (0, "")
         assert "all requests at once" in " ".join(out.split())
         assert "--request-rate inf" in out
+        assert "…" not in out
 
     def test_save_result(self, run: Run, tmp_path: Path, math: Path) -> None:
         words = [math, "--load", 1.4, "--tune", "p99_e2el<=1.5", "--num-prompts", 60, *WORDS]

@@ -140,9 +140,14 @@ def _right(table: Table, *names: str) -> None:
 
 
 def _candidates(document: Mapping[str, Any]) -> Table:
-    table = _table("Best candidates on the searched half", "levers", "order")
-    bounds = [one["metric"] for one in document["bound"]]
-    _right(table, "aging", "memory", "slots", "seqs", "PTL ms", "E2EL s", "req/s", *bounds, "quarters", "bound")
+    title = "Best candidates on the searched half"
+    # Of several bounds there is only room for whether they hold.
+    single = len(document["bound"]) == 1
+    if single:
+        title += f"; ratio: {document['bound'][0]['metric']} against fcfs"
+    table = _table(title, "levers", "order")
+    ratio = ["ratio"] if single else []
+    _right(table, "aging", "memory", "slots", "seqs", "PTL ms", "E2EL s", "req/s", *ratio, "quarters", "bound")
     chosen = document["chosen"]
     for one in document["candidates"][:BEST]:
         order = ":".join(one[key] for key in ("order", "objective") if key in one) or "-"
@@ -157,7 +162,7 @@ def _candidates(document: Mapping[str, Any]) -> Table:
             interval_cell(metrics["mean_ptl_ms"]),
             interval_cell(metrics["mean_e2el_ms"], 1e-3),
             cell(metrics["request_throughput"]["mean"]),
-            *[_ratio(check["ratio"]) for check in one["bounds"]],
+            *([_ratio(one["bounds"][0]["ratio"])] if single else []),
             _on_quarters(one["quarters"]),
             _standing(one),
             style="green" if _same(one, chosen) else "",
@@ -166,7 +171,7 @@ def _candidates(document: Mapping[str, Any]) -> Table:
 
 
 def _on_quarters(quarters: Sequence[Mapping[str, Any]] | None) -> str:
-    """The ratio on each; of several bounds there is only room for whether they hold."""
+    """The ratio on each; of several bounds whether they hold."""
     if quarters is None:
         return "-"
     return " ".join(

@@ -7,33 +7,39 @@ is virtual. Every step is checked here for what must hold of any schedule.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import math
 import os
+import pickle
 import random
 import tempfile
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-import torch
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
-from vllm.sampling_params import SamplingParams
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
+with warnings.catch_warnings():
+    # vLLM's own, and those of what it imports.
+    warnings.simplefilter("ignore")
+    import torch
+    from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request, RequestStatus
+    from vllm.v1.structured_output import StructuredOutputManager
 
-from leap_rs.vllm import LeapScheduler
-from leap_rs.vllm.slots import sort
+    from leap_rs.vllm import LeapScheduler
+    from leap_rs.vllm.slots import sort
 
 EOS = 2
 BLOCK = 16
@@ -95,6 +101,12 @@ class Setup:
 
 @cache
 def _base() -> VllmConfig:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _make_base()
+
+
+def _make_base() -> VllmConfig:
     where = Path(tempfile.mkdtemp(prefix="leap-fake-model-"))
     (where / "config.json").write_text(json.dumps(MODEL))
     model = ModelConfig(
@@ -132,6 +144,7 @@ class _Lora:
 class _Adapter:
     lora_int_id: int
     lora_name: str = "adapter"
+    lora_path: str = "adapter"
 
 
 class _Grammars(StructuredOutputManager):
@@ -170,7 +183,7 @@ class Oracle:
         self.rows[request_id] = row
 
     def remaining_key(self, request_id: str, generated: int) -> float:
-        return float(torch.tensor(self.remaining(request_id, generated), dtype=torch.float64).log())
+        return math.log(self.remaining(request_id, generated))
 
     def remaining(self, request_id: str, generated: int) -> float:
         return float(max(self.lengths[request_id] - generated, 1))
@@ -200,6 +213,8 @@ class Step:
     """Who waited before the step, as vLLM would iterate over them."""
     preempted: tuple[str, ...]
     running: int
+    generated: dict[str, int]
+    """Tokens of those who run or wait before the step, those under way included."""
 
 
 @dataclass
@@ -252,7 +267,12 @@ class FakeEngine:
         self._hasher = get_request_block_hasher(BLOCK, _hash) if setup.prefix_caching else None
         self.free_blocks = self._free()
         self.jobs: dict[str, Job] = {}
+        self.added_s: dict[str, float] = {}
         self.outcome = Outcome()
+
+    def force_old_gate(self) -> None:
+        """Passes over requests as it is done where they cannot be told the step before which they do not decode."""
+        self.scheduler._leap_engine = replace(self.scheduler._leap_engine, gate_by_step=False)
 
     def _free(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
@@ -273,6 +293,7 @@ class FakeEngine:
             request.structured_output_request = _Grammar()
             request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         self.jobs[job.name] = job
+        self.added_s[job.name] = self.now
         self.outcome.tokens[job.name] = []
         self.scheduler.add_request(request)
 
@@ -291,7 +312,7 @@ class FakeEngine:
         self,
         jobs: Iterable[Job],
         *,
-        cost: Callable[[Step], float] = lambda step: 1.0,
+        cost: Callable[[Step], float] = lambda _: 1.0,
         watch: Callable[[FakeEngine, Step], None] | None = None,
         most_steps: int = 20_000,
     ) -> Outcome:
@@ -331,6 +352,10 @@ class FakeEngine:
         before = sort(scheduler.running, self.setup.max_model_len)
         running = {request.request_id for request in scheduler.running}
         waiting = tuple(request.request_id for request in scheduler.waiting)
+        generated = {
+            request.request_id: request.num_output_tokens + request.num_output_placeholders
+            for request in (*scheduler.running, *scheduler.waiting)
+        }
         output = scheduler.schedule()
         scheduled = dict(output.num_scheduled_tokens)
         decoding = [request.request_id for request in before.decoding]
@@ -343,6 +368,7 @@ class FakeEngine:
             waiting=waiting,
             preempted=tuple(output.preempted_req_ids or ()),
             running=len(scheduler.running),
+            generated=generated,
         )
         self.outcome.steps.append(step)
         assert output.total_num_scheduled_tokens == sum(scheduled.values()) <= self.setup.max_num_batched_tokens
@@ -360,7 +386,13 @@ class FakeEngine:
         result = ModelRunnerOutput(
             req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)}, sampled_token_ids=sampled
         )
-        result.leap_rows = dict.fromkeys(getattr(output, "leap_positions", {}), (self.now,))
+        positions = getattr(output, "leap_positions", {})
+        for name, position in positions.items():
+            request = scheduler.requests[name]
+            # Of a first prefill the step's last token is the prompt's last one.
+            assert position == scheduled[name] - 1 or request.num_preemptions > 0
+            assert request.num_computed_tokens - scheduled[name] + position == len(self.jobs[name].prompt) - 1
+        result.leap_rows = dict.fromkeys(positions, (self.now,))
         return step, output, result
 
     def _take(self, output: Any, result: ModelRunnerOutput) -> None:
@@ -397,9 +429,6 @@ class _Grammar:
 
 
 def _hash(value: Any) -> bytes:
-    import hashlib
-    import pickle
-
     return hashlib.sha256(pickle.dumps(value)).digest()
 
 
@@ -410,4 +439,4 @@ def prompt_of(rng: random.Random, tokens: int, *, shared: int = 0) -> tuple[int,
     )
 
 
-__all__ = ["BLOCK", "FakeEngine", "Future", "Job", "Oracle", "Outcome", "Setup", "Step", "prompt_of"]
+__all__ = ["BLOCK", "FakeEngine", "Job", "Oracle", "Outcome", "Setup", "Step", "prompt_of"]

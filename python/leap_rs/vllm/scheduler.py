@@ -50,6 +50,7 @@ class _Levers:
     """What both kinds share; stands before vLLM's class, so that `super()` is vLLM's."""
 
     vllm_config: Any
+    lora_config: Any
     kv_cache_config: Any
     kv_cache_manager: Any
     running: list[Any]
@@ -82,7 +83,11 @@ class _Levers:
         self._leap_armed = False
         # Requests of which the hidden state is still to come.
         self._leap_unread: set[str] = set()
+        # Preempted while a step was under way: its tokens still come, and change the key.
+        self._leap_drifting: list[Any] = []
         self._leap_blocked: str | None = None
+        self._leap_told: str | None = None
+        self.leap_adapter_waits = 0
         seats = self.max_num_running_reqs
         slots = min(self.leap_options.decode_slots or seats, seats)
         self.leap_slots = Slots(self.leap, self.leap_options, slots, self.max_model_len)
@@ -112,6 +117,7 @@ class _Levers:
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.leap.live(request).queued_s = self.leap.now()
+        self._leap_drifting.append(request)
         return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -127,6 +133,7 @@ class _Levers:
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._leap_follow(self.leap.armed)
+        drifting, self._leap_drifting = self._leap_drifting, []
         if not self._leap_armed:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
             self._leap_mark(output)
@@ -135,8 +142,11 @@ class _Levers:
         version = self.leap.version
         for queue in self.leap_queues:
             queue.begin_step(now)
-            queue.rescore(everybody=version != self._leap_version)
+            queue.rescore(drifting, everybody=version != self._leap_version)
         self._leap_version = version
+        self._leap_drifting = [
+            r for r in drifting if r.status == RequestStatus.PREEMPTED and getattr(r, "num_in_flight_tokens", 0) > 0
+        ]
         evicted = self._leap_evict(now) if self.leap_options.has("evict") else []
         plan = self._leap_plan() if self.leap_options.has("slots") else None
         held = self._leap_gate(plan.gated) if plan is not None else []
@@ -202,10 +212,25 @@ class _Levers:
 
     def _leap_note_blocked(self, output: Any) -> None:
         """Remembers the first of the queue if it was refused a seat or blocks, and not just tokens of this step."""
+        self._leap_note_adapter()
         budget_left = output.total_num_scheduled_tokens < self.max_num_scheduled_tokens
         head = self.waiting.peek_request() if self.waiting and budget_left else None
         admissible = head is not None and head.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         self._leap_blocked = head.request_id if head is not None and admissible else None
+
+    def _leap_note_adapter(self) -> None:
+        """Counts the steps in which the first of the queue waits for an adapter's place, which no key can give it."""
+        adapter = self.waiting.peek_request().lora_request if self.lora_config and self.waiting else None
+        if adapter is None:
+            return
+        in_use = {r.lora_request.lora_int_id for r in self.running if r.lora_request}
+        if adapter.lora_int_id in in_use or len(in_use) < self.lora_config.max_loras:
+            return
+        self.leap_adapter_waits += 1
+        name = self.waiting.peek_request().request_id
+        if name != self._leap_told:
+            self._leap_told = name
+            LOG.info("leap: request %s is next but waits for its LoRA adapter: max_loras are in use", name)
 
     def _leap_evict(self, now: float) -> list[Any]:
         """Preempts for the first of the queue; those who gave way stand aside until vLLM has gone through the queue."""

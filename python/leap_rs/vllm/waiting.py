@@ -153,17 +153,19 @@ class WaitingQueue:
         self._by_wait = AgingQueue(1.0)
         self.armed = False
 
-    def rescore(self, *, everybody: bool) -> None:
-        """Gives waiting requests new keys, a bounded number a step; `everybody` once when predictions have changed."""
+    def rescore(self, requests: Iterable[Any] = (), *, everybody: bool = False) -> None:
+        """Gives `requests` new keys, and `everybody` a bounded number a step; those who do not wait here are left out."""
         if not self.armed:
             return
         if everybody:
             self._to_rescore = deque(self._entries)
-        for _ in range(min(RESCORED_A_STEP, len(self._to_rescore))):
-            entry = self._entries.get(self._to_rescore.popleft())
+        numbers = [self._numbers[r.request_id] for r in requests if r.request_id in self._numbers]
+        numbers += [self._to_rescore.popleft() for _ in range(min(RESCORED_A_STEP, len(self._to_rescore)))]
+        for number in numbers:
+            entry = self._entries.get(number)
             if entry is not None:
                 entry.rank = self._rank(entry.request)
-                self._by_key.rekey(entry.number, entry.rank.remaining, memory_tokens=entry.rank.memory_tokens)
+                self._by_key.rekey(number, entry.rank.remaining, memory_tokens=entry.rank.memory_tokens)
 
     def _key(self, entry: _Entry) -> float:
         return entry.rank.key(self._options.aging_rate, self._options.memory_weight)

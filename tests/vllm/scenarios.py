@@ -53,7 +53,7 @@ def draw(seed: int) -> Scenario:
     budget = max(seats, rng.choice([16, 48, 128])) if chunked else max(max_model_len, seats)
     alone = -(-max_model_len // BLOCK) + 2
     blocks = rng.choice([alone, 2 * alone, seats * alone + 8])
-    adapters = rng.random() < 0.15
+    adapters = rng.random() < 0.25
     span = rng.choice([0.0, 20.0, 120.0])
     jobs = []
     for i in range(rng.randint(5, 40)):
@@ -67,7 +67,7 @@ def draw(seed: int) -> Scenario:
                 max_tokens=rng.randint(1, most),
                 abort_s=arrival + rng.random() * 60 if rng.random() < 0.1 else None,
                 grammar_s=arrival + rng.random() * 20 if rng.random() < 0.1 else None,
-                lora=rng.randint(1, 3) if adapters and rng.random() < 0.7 else None,
+                lora=rng.randint(1, 4) if adapters and rng.random() < 0.7 else None,
             )
         )
     leap = {

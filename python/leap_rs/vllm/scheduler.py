@@ -90,7 +90,8 @@ class _Levers:
         self.leap_adapter_waits = 0
         seats = self.max_num_running_reqs
         slots = min(self.leap_options.decode_slots or seats, seats)
-        self.leap_slots = Slots(self.leap, self.leap_options, slots, self.max_model_len)
+        adapters = self.lora_config.max_loras if self.lora_config else None
+        self.leap_slots = Slots(self.leap, self.leap_options, slots, self.max_model_len, adapters)
         self.leap_evict = Evictor(self.leap_options)
         self.leap_queues: tuple[WaitingQueue, ...] = ()
         if self.leap_options.has("queue"):

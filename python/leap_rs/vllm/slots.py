@@ -22,7 +22,8 @@ class Plan:
 
     order: list[Any]
     gated: list[Any] = field(default_factory=list)
-    decoding: list[Any] = field(default_factory=list)
+    contenders: list[Any] = field(default_factory=list)
+    """Those whose steps without a slot are counted: who could decode, and who prefills but was gated."""
     promoted: int = 0
 
 
@@ -55,11 +56,14 @@ def sort(running: Sequence[Any], max_model_len: int) -> Sorted:
 class Slots:
     """Chooses who decodes, step by step."""
 
-    def __init__(self, ranker: Ranker, options: LeapOptions, slots: int, max_model_len: int) -> None:
+    def __init__(
+        self, ranker: Ranker, options: LeapOptions, slots: int, max_model_len: int, max_loras: int | None = None
+    ) -> None:
         self._ranker = ranker
         self._options = options
         self._slots = slots
         self._max_model_len = max_model_len
+        self._max_loras = max_loras
         # Steps since residents last decoded, of those that have waited; and who had a slot in the step before.
         self._waited: dict[str, int] = {}
         self._holders: set[str] = set()
@@ -70,16 +74,20 @@ class Slots:
     def plan(self, running: Sequence[Any], *, memory_is_short: bool) -> Plan:
         """The next step. Where memory is short the worst comes last, since that is whom vLLM preempts."""
         found = sort(running, self._max_model_len)
-        if len(found.decoding) <= self._slots and not memory_is_short:
-            return Plan(list(running), decoding=found.decoding)
-        found.decoding.sort(key=lambda request: self._ranker.live(request).number)
-        chosen, gated, promoted = self._choose(found.decoding)
-        tail = found.prefilling + gated
+        apart = self._beyond_adapters(found)
+        if not apart and len(found.decoding) <= self._slots and not memory_is_short:
+            return Plan(list(running), contenders=found.decoding)
+        contenders = found.decoding + [request for request in found.prefilling if request in apart]
+        decoding = [request for request in found.decoding if request not in apart]
+        decoding.sort(key=lambda request: self._ranker.live(request).number)
+        chosen, gated, promoted = self._choose(decoding)
+        gated += apart
+        tail = [request for request in found.prefilling if request not in apart] + gated
         if memory_is_short:
             chosen.sort(key=self._key)
             tail.sort(key=self._key)
         # Those who need nothing come first: preempting one whose last token is under way would gain little.
-        return Plan(found.idle + chosen + tail, gated, found.decoding, promoted)
+        return Plan(found.idle + chosen + tail, gated, contenders, promoted)
 
     def scheduled(self, plan: Plan, scheduled: dict[str, int]) -> None:
         """Takes note of who got to decode in the step that was planned."""
@@ -91,7 +99,7 @@ class Slots:
             return
         self.slot_waits += len(plan.gated)
         holders, waited = set(), {}
-        for request in plan.decoding:
+        for request in plan.contenders:
             if request.request_id in scheduled:
                 holders.add(request.request_id)
             else:
@@ -100,6 +108,31 @@ class Slots:
 
     def _key(self, request: Any) -> tuple[float, int]:
         return self._ranker.key(request, memory=False), self._ranker.live(request).number
+
+    def _beyond_adapters(self, found: Sorted) -> list[Any]:
+        """Who must be passed over because a step holds no more than `max_loras` adapters.
+
+        vLLM counts the adapters of those it schedules, so beside gated residents it admits requests of further ones.
+        """
+        active = found.decoding + found.prefilling
+        if self._max_loras is None or len({_adapter(request) for request in active} - {None}) <= self._max_loras:
+            return []
+
+        def place(request: Any) -> tuple[float, float, int]:
+            waited, cap = self._waited.get(request.request_id, 0), self._options.wait_cap_steps
+            return (-waited if cap is not None and waited >= cap else 0, *self._key(request))
+
+        taken: set[int] = set()
+        apart = []
+        for request in sorted(active, key=place):
+            adapter = _adapter(request)
+            if adapter is None or adapter in taken:
+                continue
+            if len(taken) < self._max_loras:
+                taken.add(adapter)
+            else:
+                apart.append(request)
+        return apart
 
     def _choose(self, decoding: list[Any]) -> tuple[list[Any], list[Any], int]:
         if len(decoding) <= self._slots:
@@ -126,3 +159,8 @@ class Slots:
         chosen = [request for i, request in enumerate(decoding) if i in indices]
         gated = [request for i, request in enumerate(decoding) if i not in indices]
         return chosen, gated, promoted
+
+
+def _adapter(request: Any) -> int | None:
+    adapter = getattr(request, "lora_request", None)
+    return None if adapter is None else int(adapter.lora_int_id)

@@ -152,7 +152,8 @@ class Watch:
             for name, steps in waited.items():
                 assert steps <= most, f"{name} has not decoded for {steps} steps, bound {most}"
         self.unserved = waited
-        if cap is None and leap["hysteresis"] == 1 and not step.preempted and step.gated and step.decoding:
+        plain = cap is None and leap["hysteresis"] == 1 and self.scenario.setup.max_loras is None
+        if plain and not step.preempted and step.gated and step.decoding:
             worst = max(self.key(engine, step, name, weight=0) for name in step.decoding)
             best = min(self.key(engine, step, name, weight=0) for name in step.gated)
             assert worst <= best + TOLERANCE

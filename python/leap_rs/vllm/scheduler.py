@@ -81,6 +81,7 @@ class _Levers:
         self.leap: Ranker = Ranker(brain, self.leap_options, clock)
         self._leap_version = self.leap.version
         self._leap_armed = False
+        self._leap_settling = False
         # Requests of which the hidden state is still to come.
         self._leap_unread: set[str] = set()
         # Preempted while a step was under way: its tokens still come, and change the key.
@@ -136,9 +137,7 @@ class _Levers:
         self._leap_follow(self.leap.armed)
         drifting, self._leap_drifting = self._leap_drifting, []
         if not self._leap_armed:
-            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-            self._leap_mark(output)
-            return output
+            return self._leap_run([], [], args, kwargs) if not self._leap_settling else self._leap_settle(args, kwargs)
         now = self.leap.now()
         version = self.leap.version
         for queue in self.leap_queues:
@@ -150,7 +149,15 @@ class _Levers:
         ]
         evicted = self._leap_evict(now) if self.leap_options.has("evict") else []
         plan = self._leap_plan() if self.leap_options.has("slots") else None
-        held = self._leap_gate(plan.gated) if plan is not None else []
+        output = self._leap_run(plan.gated if plan is not None else [], evicted, args, kwargs)
+        if plan is not None:
+            self.leap_slots.scheduled(plan, output.num_scheduled_tokens)
+        self._leap_note_blocked(output)
+        return output
+
+    def _leap_run(self, gated: list[Any], evicted: list[Any], args: Any, kwargs: Any) -> Any:
+        """Runs vLLM's own step, in which it passes over `gated`; `evicted` come back into the queue after it."""
+        held = self._leap_gate(gated)
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -161,11 +168,14 @@ class _Levers:
                 self.waiting.prepend_request(request)
         if evicted:
             output.preempted_req_ids = {*(output.preempted_req_ids or ()), *(r.request_id for r in evicted)}
-        if plan is not None:
-            self.leap_slots.scheduled(plan, output.num_scheduled_tokens)
-        self._leap_note_blocked(output)
         self._leap_mark(output)
         return output
+
+    def _leap_settle(self, args: Any, kwargs: Any) -> Any:
+        """A step after disarming, as long as those once gated bring more adapters than vLLM allows in a step."""
+        apart = self.leap_slots.settle(self.running)
+        self._leap_settling = bool(apart)
+        return self._leap_run(apart, [], args, kwargs)
 
     def _leap_follow(self, armed: bool) -> None:
         if armed == self._leap_armed:
@@ -175,6 +185,7 @@ class _Levers:
         for queue in self.leap_queues:
             queue.arm(armed)
         if not armed:
+            self._leap_settling = bool(self.lora_config)
             # vLLM's order of admission is lost by now; that of arrival is closest to it.
             self.running.sort(key=lambda request: self.leap.live(request).number)
         LOG.info("leap: %s", "armed: the order follows predicted lengths" if armed else "first come first served")

@@ -76,7 +76,8 @@ class Slots:
         found = sort(running, self._max_model_len)
         apart = self._beyond_adapters(found)
         if not apart and len(found.decoding) <= self._slots and not memory_is_short:
-            return Plan(list(running), contenders=found.decoding)
+            # Prefills last: vLLM hands out tokens in this order, and a decoding request needs only one.
+            return Plan(found.idle + found.decoding + found.prefilling, contenders=found.decoding)
         contenders = found.decoding + [request for request in found.prefilling if request in apart]
         decoding = [request for request in found.decoding if request not in apart]
         decoding.sort(key=lambda request: self._ranker.live(request).number)
@@ -89,22 +90,20 @@ class Slots:
         # Those who need nothing come first: preempting one whose last token is under way would gain little.
         return Plan(found.idle + chosen + tail, gated, contenders, promoted)
 
+    def settle(self, running: Sequence[Any]) -> list[Any]:
+        """Who must still be passed over when the slots are vLLM's own again: residents of more adapters than fit."""
+        self._waited.clear()
+        self._holders.clear()
+        return self._beyond_adapters(sort(running, self._max_model_len))
+
     def scheduled(self, plan: Plan, scheduled: dict[str, int]) -> None:
         """Takes note of who got to decode in the step that was planned."""
         self.gated_requests = len(plan.gated)
-        self.promotions += plan.promoted
-        if not plan.gated:
-            self._waited.clear()
-            self._holders.clear()
-            return
         self.slot_waits += len(plan.gated)
-        holders, waited = set(), {}
-        for request in plan.contenders:
-            if request.request_id in scheduled:
-                holders.add(request.request_id)
-            else:
-                waited[request.request_id] = self._waited.get(request.request_id, 0) + 1
-        self._holders, self._waited = holders, waited
+        self.promotions += plan.promoted
+        names = [request.request_id for request in plan.contenders]
+        self._waited = {name: self._waited.get(name, 0) + 1 for name in names if name not in scheduled}
+        self._holders = {name for name in names if name in scheduled} if plan.gated else set()
 
     def _key(self, request: Any) -> tuple[float, int]:
         return self._ranker.key(request, memory=False), self._ranker.live(request).number

@@ -274,6 +274,11 @@ class FakeEngine:
         """Passes over requests as it is done where they cannot be told the step before which they do not decode."""
         self.scheduler._leap_engine = replace(self.scheduler._leap_engine, gate_by_step=False)
 
+    def queued(self) -> list[Any]:
+        """Those who wait, in whichever queues this version of vLLM has."""
+        names = ("skipped_waiting", "kv_holding_waiting", "waiting")
+        return [request for name in names for request in getattr(self.scheduler, name, ())]
+
     def _free(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
@@ -351,10 +356,10 @@ class FakeEngine:
         scheduler = self.scheduler
         before = sort(scheduler.running, self.setup.max_model_len)
         running = {request.request_id for request in scheduler.running}
-        waiting = tuple(request.request_id for request in scheduler.waiting)
+        waiting = tuple(request.request_id for request in self.queued())
         generated = {
             request.request_id: request.num_output_tokens + request.num_output_placeholders
-            for request in (*scheduler.running, *scheduler.waiting)
+            for request in (*scheduler.running, *self.queued())
         }
         output = scheduler.schedule()
         scheduled = dict(output.num_scheduled_tokens)
@@ -408,7 +413,7 @@ class FakeEngine:
         scheduler = self.scheduler
         assert not scheduler.requests
         assert not scheduler.running
-        assert not scheduler.waiting
+        assert not self.queued()
         assert scheduler.get_request_counts() == (0, 0)
         assert self._free() == self.free_blocks
         for name, job in self.jobs.items():

@@ -167,7 +167,7 @@ class Watch:
             for name in left
             if engine.jobs[name].lora is not None
             or ((grammar_s := engine.jobs[name].grammar_s) is not None and grammar_s > step.now)
-            or engine.scheduler.requests[name].num_stale_output_tokens > 0
+            or getattr(engine.scheduler.requests[name], "num_stale_output_tokens", 0) > 0
         }
         cap = self.scenario.leap["wait_cap_s"]
 

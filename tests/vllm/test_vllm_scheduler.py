@@ -58,7 +58,8 @@ def test_it_hides_nothing_of_vllms_but_what_it_means_to() -> None:
     assert all(name.startswith(("leap", "_leap")) for name in new)
     assert not any(hasattr(plain, name) for name in new)
     methods = {name for name in vars(_Levers) if not name.startswith("__")}
-    replaced = {name for name in methods if hasattr(plain, name)}
+    # Until 0.31 vLLM asks by this name which queue is next.
+    replaced = {name for name in methods if hasattr(plain, name)} - {"_select_waiting_queue_for_scheduling"}
     assert replaced == {
         "add_request",
         "schedule",

@@ -226,30 +226,28 @@ class _Levers:
         """Remembers the first of the queue if it was refused a seat or blocks, and not just tokens of this step."""
         self._leap_note_adapter()
         budget_left = output.total_num_scheduled_tokens < self.max_num_scheduled_tokens
-        head = self.waiting.peek_request() if self.waiting and budget_left else None
+        head = self._leap_first() if budget_left else None
         admissible = head is not None and head.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         self._leap_blocked = head.request_id if head is not None and admissible else None
 
     def _leap_note_adapter(self) -> None:
         """Counts the steps in which the first of the queue waits for an adapter's place, which no key can give it."""
-        adapter = self.waiting.peek_request().lora_request if self.lora_config and self.waiting else None
-        if adapter is None:
+        first = self._leap_first() if self.lora_config else None
+        adapter = first.lora_request if first is not None else None
+        if first is None or adapter is None:
             return
         in_use = {r.lora_request.lora_int_id for r in self.running if r.lora_request}
         if adapter.lora_int_id in in_use or len(in_use) < self.lora_config.max_loras:
             return
         self.leap_adapter_waits += 1
-        name = self.waiting.peek_request().request_id
-        if name != self._leap_told:
-            self._leap_told = name
-            LOG.info("leap: request %s is next but waits for its LoRA adapter: max_loras are in use", name)
+        if first.request_id != self._leap_told:
+            self._leap_told = first.request_id
+            LOG.info("leap: request %s is next but waits for its LoRA adapter: max_loras are in use", first.request_id)
 
     def _leap_evict(self, now: float) -> list[Any]:
         """Preempts for the first of the queue; those who gave way stand aside until vLLM has gone through the queue."""
-        if self._leap_blocked is None or not self.waiting or not self.leap_evict.ready(now):
-            return []
-        head = self.waiting.peek_request()
-        if head.request_id != self._leap_blocked:
+        head = self._leap_first() if self._leap_blocked is not None and self.leap_evict.ready(now) else None
+        if head is None or head.request_id != self._leap_blocked:
             return []
         # Before 0.32 every seat of the model runner may be taken.
         seats = getattr(self, "max_num_active_reqs", self.max_num_running_reqs)
@@ -280,8 +278,16 @@ class _Levers:
         """Until 0.31 vLLM asks here which queue is next: by key, those that were skipped compete with all others."""
         if not (self._leap_armed and self.leap_queues):
             return super()._select_waiting_queue_for_scheduling()  # type: ignore[misc]
+        return self._leap_next_queue()
+
+    def _leap_next_queue(self) -> Any:
         heads = [(head, queue) for queue in self.leap_queues if (head := queue.head()) is not None]
         return min(heads, key=lambda pair: pair[0])[1] if heads else None
+
+    def _leap_first(self) -> Any:
+        """Who is next for admission, None if nobody waits."""
+        queue = self._leap_next_queue() if self.leap_queues else getattr(self, "skipped_waiting", None) or self.waiting
+        return queue.peek_request() if queue else None
 
     # The way to the hidden states.
 

@@ -37,8 +37,10 @@ def test_only_who_is_worse_by_the_factor(factor: float, evicted: bool) -> None:
 def test_nobody_where_it_would_not_be_enough() -> None:
     evictor = Evictor(options_of())
     assert evictor.victims(Claim(0.0, 10, seat=False), residents((5.0, 4), (6.0, 4)), 1, now=0.0) == []
-    assert evictor.ready(0.0)
     assert evictor.evictions == 0
+    # It does not look at everybody again in the very next step.
+    assert not evictor.ready(0.01)
+    assert evictor.ready(1.0)
 
 
 def test_no_more_than_the_rate() -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 from .options import LeapOptions
 
+# After a look at all residents that found nobody, the next one is not before so many seconds.
+_LOOK_S = 0.05
+
 
 @dataclass(frozen=True)
 class Resident:
@@ -58,6 +61,7 @@ class Evictor:
             free += resident.blocks
             seats += 1
         if not chosen or free < claim.blocks or seats == 0:
+            self._next_s = now + _LOOK_S
             return []
         self._next_s = now + len(chosen) / self._options.evict_per_s
         self.evictions += len(chosen)

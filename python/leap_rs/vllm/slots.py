@@ -67,12 +67,18 @@ class Slots:
         # Steps since residents last decoded, of those that have waited; and who had a slot in the step before.
         self._waited: dict[str, int] = {}
         self._holders: set[str] = set()
+        # Whether a decoding request may stand behind a prefill, where tokens can run out before its turn.
+        self._shuffled = False
         self.gated_requests = 0
         self.slot_waits = 0
         self.promotions = 0
 
     def plan(self, running: Sequence[Any], *, memory_is_short: bool) -> Plan:
         """The next step. Where memory is short the worst comes last, since that is whom vLLM preempts."""
+        roomy = len(running) <= self._slots and self._max_loras is None and not memory_is_short
+        if roomy and not self._shuffled:
+            return Plan(list(running))
+        self._shuffled = not roomy
         found = sort(running, self._max_model_len)
         apart = self._beyond_adapters(found)
         if not apart and len(found.decoding) <= self._slots and not memory_is_short:

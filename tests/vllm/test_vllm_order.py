@@ -10,9 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stand_ins import Clock, Lengths, StandIn, ranker_of
+from stand_ins import Clock, Lengths, StandIn, options_of, ranker_of
 
 from leap_rs.vllm.brain import Brain, Watcher
+from leap_rs.vllm.order import Ranker
 
 
 class Finish(IntEnum):
@@ -81,6 +82,15 @@ def test_what_a_brain_is_told_of_an_end(reason: Any, told: str) -> None:
     ranker.finished(request)
     ranker.finished(request)
     assert brain.ended == [("a", told, 4)]
+
+
+def test_where_ends_say_nothing_of_lengths_no_end_is_a_label() -> None:
+    brain = Lengths()
+    ranker = Ranker(brain, options_of(), Clock(), labels=False)
+    request = StandIn("a", num_output_tokens=1, reason=Finish.LENGTH)
+    ranker.arrived(request)
+    ranker.finished(request)
+    assert brain.ended == [("a", "error", 1)]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ import pytest
 pytest.importorskip("vllm.version")
 
 from fake_worker import AsyncScheduler, FakeEngine, Job, Oracle, Scheduler, Setup, prompt_of
+from vllm.config import KVTransferConfig
 
 from leap_rs import ConfigError
 from leap_rs.vllm import LeapScheduler
 from leap_rs.vllm.brain import Watcher
-from leap_rs.vllm.scheduler import _AsyncLeapScheduler, _Levers, _refuse, _SyncLeapScheduler
+from leap_rs.vllm.scheduler import _AsyncLeapScheduler, _Levers, _prefills_only, _refuse, _SyncLeapScheduler
 from leap_rs.vllm.waiting import WaitingQueue
 
 pytestmark = pytest.mark.vllm
@@ -100,6 +102,14 @@ def test_priority_pooling_and_evict_with_a_connector_are_refused() -> None:
         _refuse(Changed("model_config", runner_type="pooling"), options)
     with pytest.raises(ConfigError, match="evict cannot be used with a KV connector"):
         _refuse(Changed("kv_transfer_config"), options)
+
+
+@pytest.mark.parametrize(
+    ("role", "only"), [("kv_producer", True), ("kv_consumer", False), ("kv_both", False), (None, False)]
+)
+def test_a_prefill_instance_is_known_by_its_role(role: str | None, only: bool) -> None:
+    transfer = None if role is None else KVTransferConfig(kv_connector="NixlConnector", kv_role=role)
+    assert _prefills_only(SimpleNamespace(kv_transfer_config=transfer)) is only
 
 
 def test_a_wrong_option_stops_the_start() -> None:

@@ -45,10 +45,12 @@ class Rank(NamedTuple):
 class Ranker:
     """Asks the brain for the live requests, and makes keys of its answers."""
 
-    def __init__(self, brain: Brain, options: LeapOptions, clock: Callable[[], float]) -> None:
+    def __init__(self, brain: Brain, options: LeapOptions, clock: Callable[[], float], *, labels: bool = True) -> None:
+        """`labels` False where an end says nothing of a length: every request then ends as an error."""
         self._brain = brain
         self._options = options
         self._clock = clock
+        self._labels = labels
         # Arrivals are counted from the start of the engine: aging multiplies them, and digits are worth keeping.
         self._start_s = clock()
         self._live: dict[str, Live] = {}
@@ -98,7 +100,7 @@ class Ranker:
         """Lets a request go."""
         if self._live.pop(request.request_id, None) is None:
             return
-        reason = _reason(request)
+        reason = _reason(request) if self._labels else "error"
         self._ask(lambda: self._brain.finished(request.request_id, reason, request.num_output_tokens), None)
 
     def close(self) -> None:

@@ -70,15 +70,22 @@ class _Levers:
         clock: Callable[[], float] = time.monotonic,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
-        config = self.vllm_config
+        # All that can be refused is refused before vLLM opens anything.
+        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
         self._leap_engine: Engine = check(vllm, Scheduler, Request)
-        options = parse(config.additional_config)
-        self.leap_options: LeapOptions = options if options is not None else LeapOptions()
-        _refuse(config, self.leap_options)
+        options = parse(config.additional_config) or LeapOptions()
+        _refuse(config, options)
+        prefills_only = _prefills_only(config)
+        if prefills_only:
+            LOG.info(
+                "leap: a prefill instance ends every request after one token: nothing to order and nothing to learn"
+            )
+            options = options.model_copy(update={"mode": "shadow"})
+        self.leap_options: LeapOptions = options
+        super().__init__(*args, **kwargs)
         if brain is None:
-            brain = _brain_of(config, self.leap_options)
-        self.leap: Ranker = Ranker(brain, self.leap_options, clock)
+            brain = _brain_of(config, options)
+        self.leap: Ranker = Ranker(brain, options, clock, labels=not prefills_only)
         self._leap_version = self.leap.version
         self._leap_armed = False
         self._leap_settling = False
@@ -324,6 +331,11 @@ def _refuse(config: Any, options: LeapOptions) -> None:
     seats = config.scheduler_config.max_num_seqs
     if options.decode_slots is not None and options.decode_slots > seats:
         LOG.warning("leap: decode_slots %d is more than max_num_seqs %d, which holds", options.decode_slots, seats)
+
+
+def _prefills_only(config: Any) -> bool:
+    transfer = config.kv_transfer_config
+    return transfer is not None and getattr(transfer, "kv_role", None) == "kv_producer"
 
 
 def _brain_of(config: Any, options: LeapOptions) -> Brain:  # noqa: ARG001

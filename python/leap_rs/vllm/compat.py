@@ -1,0 +1,110 @@
+"""Which vLLM this is, and whether it has the names that the plugin builds on.
+
+`--scheduler-cls` is no stable interface of vLLM, so all of it is looked at once, at start: outside the tested versions a
+warning, on a missing name an error that says what is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from types import CodeType, ModuleType
+from typing import Any
+
+from leap_rs._leap import ConfigError
+
+OLDEST = (0, 20)
+NEWEST = (0, 33)
+METHODS = ("schedule", "update_from_output", "add_request", "_free_request", "_preempt_request", "shutdown")
+ATTRIBUTES = (
+    "running",
+    "waiting",
+    "requests",
+    "kv_cache_manager",
+    "max_num_running_reqs",
+    "max_num_scheduled_tokens",
+    "prev_step_scheduled_req_ids",
+)
+REQUEST = (
+    "request_id",
+    "num_computed_tokens",
+    "num_prompt_tokens",
+    "num_output_placeholders",
+    "max_tokens",
+    "status",
+    "spec_token_ids",
+    "sampling_params",
+    "prompt_token_ids",
+)
+REQUEST_PROPERTIES = ("num_tokens", "num_tokens_with_spec", "num_output_tokens", "get_finished_reason")
+
+# Below vLLM's own logger, so that lines come out in its format.
+LOG = logging.getLogger("vllm.leap_rs")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How this vLLM is talked to."""
+
+    version: tuple[int, int] | None
+    gate_by_step: bool
+    """Whether a request can be told the step before which it does not decode (from 0.26 on)."""
+    skipped_queue: bool
+    """Whether requests that cannot be admitted yet wait in a queue of their own (0.18 to 0.31)."""
+
+
+def version_of(text: str) -> tuple[int, int] | None:
+    """Major and minor version; None for a build that says none, such as `dev`."""
+    found = re.match(r"v?(\d+)\.(\d+)", text)
+    numbers = (int(found[1]), int(found[2])) if found else None
+    return None if numbers in (None, (0, 0), (0, 1)) else numbers
+
+
+def tested(version: tuple[int, int] | None) -> bool:
+    """Whether a version lies in the tested range."""
+    return version is not None and OLDEST <= version <= NEWEST
+
+
+def _stored(function: Any) -> set[str]:
+    """Names that a function or anything inside it uses, among them the attributes that it sets."""
+    names: set[str] = set()
+    codes: list[CodeType] = [function.__code__]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes.extend(const for const in code.co_consts if isinstance(const, CodeType))
+    return names
+
+
+def missing(scheduler: Any, request: Any) -> list[str]:
+    """What the plugin needs of vLLM's `Scheduler` and `Request` classes and they do not have."""
+    lacks = [f"Scheduler.{name}()" for name in METHODS if not callable(getattr(scheduler, name, None))]
+    made = _stored(scheduler.__init__)
+    lacks += [f"Scheduler.{name}" for name in ATTRIBUTES if name not in made]
+    made = _stored(request.__init__)
+    lacks += [f"Request.{name}" for name in REQUEST if name not in made]
+    return lacks + [f"Request.{name}" for name in REQUEST_PROPERTIES if not hasattr(request, name)]
+
+
+def check(vllm: ModuleType, scheduler: Any, request: Any) -> Engine:
+    """What this vLLM is; a `ConfigError` names what it lacks."""
+    text = str(getattr(vllm, "__version__", "unknown"))
+    lacks = missing(scheduler, request)
+    if lacks:
+        raise ConfigError(
+            f"vLLM {text} lacks {', '.join(lacks)}: leap-rs was tested with vLLM {_range()}; run without --scheduler-cls"
+        )
+    version = version_of(text)
+    if not tested(version):
+        LOG.warning("leap: vLLM %s is outside the versions that leap-rs was tested with (%s)", text, _range())
+    by_step = "next_decode_eligible_step"
+    return Engine(
+        version=version,
+        gate_by_step=by_step in _stored(request.__init__) and by_step in _stored(scheduler.schedule),
+        skipped_queue="skipped_waiting" in _stored(scheduler.__init__),
+    )
+
+
+def _range() -> str:
+    return f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"

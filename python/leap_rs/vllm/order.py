@@ -1,0 +1,158 @@
+"""Keys of live requests: ln(remaining) + memory_weight ln(prompt + a + E[remaining]/2) + aging_rate arrival_s.
+
+One place that asks the brain. Whatever it answers, and if it fails, the engine goes on: a failure disarms for good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .brain import Brain, Reason
+from .compat import LOG
+from .options import LeapOptions
+
+# exp() of what lies within stays a positive finite number.
+_LARGEST_LN = 690.0
+
+
+@dataclass(slots=True)
+class Live:
+    """What the plugin keeps of a request from its arrival to its end."""
+
+    number: int
+    """Place in the order of arrival, and the request's id in the core's queues."""
+    arrival_s: float
+    queued_s: float
+    """When it last began to wait for admission: on arrival, or when it was preempted."""
+
+
+class Rank(NamedTuple):
+    """The parts of a key."""
+
+    remaining: float
+    memory_tokens: float
+    arrival_s: float
+
+    def key(self, aging_rate: float, memory_weight: float) -> float:
+        """As the core's queue makes it."""
+        memory = memory_weight * math.log(max(self.memory_tokens, 1.0)) if memory_weight else 0.0
+        return math.log(self.remaining) + memory + aging_rate * self.arrival_s
+
+
+class Ranker:
+    """Asks the brain for the live requests, and makes keys of its answers."""
+
+    def __init__(self, brain: Brain, options: LeapOptions, clock: Callable[[], float], *, labels: bool = True) -> None:
+        """`labels` False where an end says nothing of a length: every request then ends as an error."""
+        self._brain = brain
+        self._options = options
+        self._clock = clock
+        self._labels = labels
+        # Arrivals are counted from the start of the engine: aging multiplies them, and digits are worth keeping.
+        self._start_s = clock()
+        self._live: dict[str, Live] = {}
+        self._arrived = 0
+        self._mean_remaining: Callable[[str, int], float] | None = getattr(brain, "mean_remaining", None)
+        self.fault: str | None = None
+
+    @property
+    def armed(self) -> bool:
+        """Whether the schedule follows the predictions now."""
+        if self.fault is not None or self._options.mode == "shadow" or self._options.order == "fcfs":
+            return False
+        return bool(self._ask(lambda: self._brain.armed, False))
+
+    @property
+    def version(self) -> int:
+        """The brain's own."""
+        return int(self._ask(lambda: self._brain.version, 0))
+
+    def now(self) -> float:
+        """Seconds since the engine started."""
+        return self._clock() - self._start_s
+
+    def arrived(self, request: Any) -> None:
+        """Takes a request in."""
+        now = self.now()
+        self._live[request.request_id] = Live(self._arrived, now, now)
+        self._arrived += 1
+        sampling = request.sampling_params
+        self._ask(
+            lambda: self._brain.arrived(
+                request.request_id,
+                request.prompt_token_ids or (),
+                request.max_tokens,
+                int(getattr(sampling, "min_tokens", 0) or 0),
+                bool(getattr(sampling, "ignore_eos", False)),
+            ),
+            None,
+        )
+
+    def state(self, request_id: str, row: Any) -> None:
+        """Hands a hidden state on, of a request that is still there."""
+        if request_id in self._live:
+            self._ask(lambda: self._brain.state(request_id, row), None)
+
+    def finished(self, request: Any) -> None:
+        """Lets a request go."""
+        if self._live.pop(request.request_id, None) is None:
+            return
+        reason = _reason(request) if self._labels else "error"
+        self._ask(lambda: self._brain.finished(request.request_id, reason, request.num_output_tokens), None)
+
+    def close(self) -> None:
+        """Shuts the brain down."""
+        self._ask(self._brain.close, None)
+
+    def live(self, request: Any) -> Live:
+        """What is kept of a request; one that came in by no door of ours is taken in now."""
+        found = self._live.get(request.request_id)
+        if found is None:
+            self.arrived(request)
+            found = self._live[request.request_id]
+        return found
+
+    def rank(self, request: Any) -> Rank:
+        """The parts of a request's key, after the tokens that it has or will have once the steps under way are done."""
+        live = self.live(request)
+        generated = request.num_output_tokens + request.num_output_placeholders
+        request_id = request.request_id
+        left = float(max(request.max_tokens - generated, 1))
+        ln = float(self._ask(lambda: self._brain.remaining_key(request_id, generated), math.log(left)))
+        if math.isnan(ln):
+            ln = math.log(left)
+        remaining = math.exp(min(max(ln, -_LARGEST_LN), _LARGEST_LN))
+        mean = remaining
+        expect = self._mean_remaining
+        if expect is not None and self._options.memory_weight > 0:
+            mean = float(self._ask(lambda: expect(request_id, generated), remaining))
+        mean = min(mean, left) if mean > 0 else 0.0
+        return Rank(remaining, request.num_prompt_tokens + generated + mean / 2, live.arrival_s)
+
+    def key(self, request: Any, *, memory: bool) -> float:
+        """Key of a request; smaller goes first."""
+        return self.rank(request).key(self._options.aging_rate, self._options.memory_weight if memory else 0.0)
+
+    def _ask(self, call: Callable[[], Any], otherwise: Any) -> Any:
+        if self.fault is not None:
+            return otherwise
+        try:
+            return call()
+        except Exception as error:
+            # Serving matters more than ordering: from here on the engine is stock vLLM.
+            self.fault = f"{type(error).__name__}: {error}"
+            LOG.exception("leap: prediction failed, so the order is first come first served from now on")
+            return otherwise
+
+
+def _reason(request: Any) -> Reason:
+    reason = request.get_finished_reason()
+    name = str(getattr(reason, "name", reason)).lower()
+    # A repetition that was cut off is no natural end.
+    return _REASONS.get(name, "error")
+
+
+_REASONS: dict[str, Reason] = {"stop": "stop", "length": "length", "abort": "abort"}

@@ -1,0 +1,342 @@
+"""`LeapScheduler`: vLLM's own scheduler, whose waiting queue, decode slots and victims follow predicted lengths.
+
+One name for the synchronous and the asynchronous engine. vLLM's `schedule` stays as it is and does all bookkeeping; what
+it looks at is put in order before it runs. Unarmed, nothing is touched, and the schedule is stock vLLM's step for step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from leap_rs._leap import ConfigError
+
+from .brain import Brain, Watcher
+from .compat import LOG, Engine, check
+from .evict import Claim, Evictor, Resident
+from .options import LeapOptions, parse
+from .order import Ranker
+from .slots import Plan, Slots, sort
+from .waiting import WaitingQueue
+
+RequestQueue.register(WaitingQueue)
+
+_T = TypeVar("_T", bound="LeapScheduler")
+
+
+class LeapScheduler:
+    """What `--scheduler-cls` names; the object made is a scheduler of the kind that the engine runs with.
+
+    `brain` and `clock` (seconds, never backwards) are for tests; vLLM gives neither.
+    """
+
+    def __new__(cls: type[_T], *args: Any, **kwargs: Any) -> _T:
+        kind: type[Any] = cls
+        if cls is LeapScheduler:
+            config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+            kind = _AsyncLeapScheduler if config.scheduler_config.async_scheduling else _SyncLeapScheduler
+        made: _T = object.__new__(kind)
+        return made
+
+
+class _Levers:
+    """What both kinds share; stands before vLLM's class, so that `super()` is vLLM's."""
+
+    vllm_config: Any
+    lora_config: Any
+    kv_cache_config: Any
+    kv_cache_manager: Any
+    running: list[Any]
+    waiting: Any
+    requests: dict[str, Any]
+    block_size: int
+    max_model_len: int
+    max_num_running_reqs: int
+    max_num_scheduled_tokens: int
+    current_step: int
+    prev_step_scheduled_req_ids: set[str]
+
+    def __init__(
+        self,
+        *args: Any,
+        brain: Brain | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **kwargs: Any,
+    ) -> None:
+        # All that can be refused is refused before vLLM opens anything.
+        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+        self._leap_engine: Engine = check(vllm, Scheduler, Request)
+        options = parse(config.additional_config) or LeapOptions()
+        _refuse(config, options)
+        prefills_only = _prefills_only(config)
+        if prefills_only:
+            LOG.info(
+                "leap: a prefill instance ends every request after one token: nothing to order and nothing to learn"
+            )
+            options = options.model_copy(update={"mode": "shadow"})
+        self.leap_options: LeapOptions = options
+        super().__init__(*args, **kwargs)
+        if brain is None:
+            brain = _brain_of(config, options)
+        self.leap: Ranker = Ranker(brain, options, clock, labels=not prefills_only)
+        self._leap_version = self.leap.version
+        self._leap_armed = False
+        self._leap_settling = False
+        # Requests of which the hidden state is still to come.
+        self._leap_unread: set[str] = set()
+        # Preempted while a step was under way: its tokens still come, and change the key.
+        self._leap_drifting: list[Any] = []
+        self._leap_blocked: str | None = None
+        self._leap_told: str | None = None
+        self.leap_adapter_waits = 0
+        seats = self.max_num_running_reqs
+        slots = min(self.leap_options.decode_slots or seats, seats)
+        adapters = self.lora_config.max_loras if self.lora_config else None
+        self.leap_slots = Slots(self.leap, self.leap_options, slots, self.max_model_len, adapters)
+        self.leap_evict = Evictor(self.leap_options)
+        self.leap_queues: tuple[WaitingQueue, ...] = ()
+        if self.leap_options.has("queue"):
+            self.waiting = WaitingQueue(self.leap, self.leap_options)
+            self.leap_queues = (self.waiting,)
+            if self._leap_engine.skipped_queue:
+                self.skipped_waiting: Any = WaitingQueue(self.leap, self.leap_options, holders_first=True)
+                self.leap_queues += (self.skipped_waiting,)
+
+    # Requests come, are read, and go.
+
+    def add_request(self, request: Any) -> None:
+        if request.request_id not in self.requests:
+            self.leap.arrived(request)
+            self._leap_unread.add(request.request_id)
+        super().add_request(request)  # type: ignore[misc]
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        # Before vLLM sees the tokens: a request may end with this very step, and its row is part of its label.
+        rows = getattr(model_runner_output, "leap_rows", None)
+        for request_id, row in (rows or {}).items():
+            self.leap.state(request_id, row)
+        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.leap.live(request).queued_s = self.leap.now()
+        self._leap_drifting.append(request)
+        return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self._leap_unread.discard(request.request_id)
+        self.leap.finished(request)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def shutdown(self) -> None:
+        self.leap.close()
+        super().shutdown()  # type: ignore[misc]
+
+    # One step.
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self._leap_follow(self.leap.armed)
+        drifting, self._leap_drifting = self._leap_drifting, []
+        if not self._leap_armed:
+            return self._leap_run([], [], args, kwargs) if not self._leap_settling else self._leap_settle(args, kwargs)
+        now = self.leap.now()
+        version = self.leap.version
+        for queue in self.leap_queues:
+            queue.begin_step(now)
+            queue.rescore(drifting, everybody=version != self._leap_version)
+        self._leap_version = version
+        self._leap_drifting = [
+            r for r in drifting if r.status == RequestStatus.PREEMPTED and getattr(r, "num_in_flight_tokens", 0) > 0
+        ]
+        evicted = self._leap_evict(now) if self.leap_options.has("evict") else []
+        plan = self._leap_plan() if self.leap_options.has("slots") else None
+        output = self._leap_run(plan.gated if plan is not None else [], evicted, args, kwargs)
+        if plan is not None:
+            self.leap_slots.scheduled(plan, output.num_scheduled_tokens)
+        self._leap_note_blocked(output)
+        return output
+
+    def _leap_run(self, gated: list[Any], evicted: list[Any], args: Any, kwargs: Any) -> Any:
+        """Runs vLLM's own step, in which it passes over `gated`; `evicted` come back into the queue after it."""
+        held = self._leap_gate(gated)
+        try:
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            for request, tokens in held:
+                if request.status == RequestStatus.RUNNING:
+                    request.num_computed_tokens -= tokens
+            for request in evicted:
+                self.waiting.prepend_request(request)
+        if evicted:
+            output.preempted_req_ids = {*(output.preempted_req_ids or ()), *(r.request_id for r in evicted)}
+        self._leap_mark(output)
+        return output
+
+    def _leap_settle(self, args: Any, kwargs: Any) -> Any:
+        """A step after disarming, as long as those once gated bring more adapters than vLLM allows in a step."""
+        apart = self.leap_slots.settle(self.running)
+        self._leap_settling = bool(apart)
+        return self._leap_run(apart, [], args, kwargs)
+
+    def _leap_follow(self, armed: bool) -> None:
+        if armed == self._leap_armed:
+            return
+        self._leap_armed = armed
+        self._leap_version = self.leap.version
+        for queue in self.leap_queues:
+            queue.arm(armed)
+        if not armed:
+            self._leap_settling = bool(self.lora_config)
+            # vLLM's order of admission is lost by now; that of arrival is closest to it.
+            self.running.sort(key=lambda request: self.leap.live(request).number)
+        LOG.info("leap: %s", "armed: the order follows predicted lengths" if armed else "first come first served")
+
+    def _leap_plan(self) -> Plan:
+        plan = self.leap_slots.plan(self.running, memory_is_short=self._leap_memory_is_short())
+        self.running[:] = plan.order
+        return plan
+
+    def _leap_gate(self, gated: Iterable[Any]) -> list[tuple[Any, int]]:
+        """Makes vLLM pass over requests in the next step; returns what has to be taken back after it."""
+        held = []
+        for request in gated:
+            if self._leap_engine.gate_by_step:
+                # The step to come is current_step + 1.
+                after = self.current_step + 2
+                request.next_decode_eligible_step = max(request.next_decode_eligible_step, after)
+            else:
+                left = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+                request.num_computed_tokens += left
+                held.append((request, left))
+        return held
+
+    def _leap_memory_is_short(self) -> bool:
+        """Whether this step might run out of blocks: more than it can take at most are free otherwise."""
+        most = 2 * len(self.running) + -(-self.max_num_scheduled_tokens // self.block_size)
+        return self._leap_free_blocks() < most * self._leap_groups()
+
+    def _leap_free_blocks(self) -> int:
+        return int(self.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def _leap_groups(self) -> int:
+        return max(len(self.kv_cache_config.kv_cache_groups), 1)
+
+    # Evictions.
+
+    def _leap_note_blocked(self, output: Any) -> None:
+        """Remembers the first of the queue if it was refused a seat or blocks, and not just tokens of this step."""
+        self._leap_note_adapter()
+        budget_left = output.total_num_scheduled_tokens < self.max_num_scheduled_tokens
+        head = self._leap_first() if budget_left else None
+        admissible = head is not None and head.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        self._leap_blocked = head.request_id if head is not None and admissible else None
+
+    def _leap_note_adapter(self) -> None:
+        """Counts the steps in which the first of the queue waits for an adapter's place, which no key can give it."""
+        first = self._leap_first() if self.lora_config else None
+        adapter = first.lora_request if first is not None else None
+        if first is None or adapter is None:
+            return
+        in_use = {r.lora_request.lora_int_id for r in self.running if r.lora_request}
+        if adapter.lora_int_id in in_use or len(in_use) < self.lora_config.max_loras:
+            return
+        self.leap_adapter_waits += 1
+        if first.request_id != self._leap_told:
+            self._leap_told = first.request_id
+            LOG.info("leap: request %s is next but waits for its LoRA adapter: max_loras are in use", first.request_id)
+
+    def _leap_evict(self, now: float) -> list[Any]:
+        """Preempts for the first of the queue; those who gave way stand aside until vLLM has gone through the queue."""
+        head = self._leap_first() if self._leap_blocked is not None and self.leap_evict.ready(now) else None
+        if head is None or head.request_id != self._leap_blocked:
+            return []
+        # Before 0.32 every seat of the model runner may be taken.
+        seats = getattr(self, "max_num_active_reqs", self.max_num_running_reqs)
+        claim = Claim(
+            key=self.leap.key(head, memory=True),
+            blocks=-(-(head.num_tokens + 1) // self.block_size) * self._leap_groups(),
+            seat=len(self.running) >= seats,
+        )
+        decoding = sort(self.running, self.max_model_len).decoding
+        residents = [Resident(r, self.leap.key(r, memory=True), self._leap_own_blocks(r)) for r in decoding]
+        victims = self.leap_evict.victims(claim, residents, self._leap_free_blocks(), now)
+        if not victims:
+            return []
+        gone = set(victims)
+        self.running[:] = [request for request in self.running if request not in gone]
+        for request in victims:
+            self._preempt_request(request, time.monotonic())
+            self.waiting.remove_request(request)
+            # The V1 runner keeps rows of the step before; this request is not one of them any more.
+            self.prev_step_scheduled_req_ids.discard(request.request_id)
+        return victims
+
+    def _leap_own_blocks(self, request: Any) -> int:
+        groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
+        return sum(block.ref_cnt == 1 and not block.is_null for blocks in groups for block in blocks)
+
+    def _select_waiting_queue_for_scheduling(self) -> Any:
+        """Until 0.31 vLLM asks here which queue is next: by key, those that were skipped compete with all others."""
+        if not (self._leap_armed and self.leap_queues):
+            return super()._select_waiting_queue_for_scheduling()  # type: ignore[misc]
+        return self._leap_next_queue()
+
+    def _leap_next_queue(self) -> Any:
+        heads = [(head, queue) for queue in self.leap_queues if (head := queue.head()) is not None]
+        return min(heads, key=lambda pair: pair[0])[1] if heads else None
+
+    def _leap_first(self) -> Any:
+        """Who is next for admission, None if nobody waits."""
+        queue = self._leap_next_queue() if self.leap_queues else getattr(self, "skipped_waiting", None) or self.waiting
+        return queue.peek_request() if queue else None
+
+    # The way to the hidden states.
+
+    def _leap_mark(self, output: Any) -> None:
+        """Tells the worker where the last prompt tokens of this step are: {request: index among its tokens}."""
+        scheduled: dict[str, int] = output.num_scheduled_tokens
+        positions = {}
+        for request_id in self._leap_unread & scheduled.keys():
+            request, tokens = self.requests[request_id], scheduled[request_id]
+            position = request.num_prompt_tokens - 1 - (request.num_computed_tokens - tokens)
+            if 0 <= position < tokens:
+                positions[request_id] = position
+        self._leap_unread.difference_update(positions)
+        output.leap_positions = positions
+
+
+class _SyncLeapScheduler(_Levers, LeapScheduler, Scheduler):  # type: ignore[misc]
+    """For the synchronous engine."""
+
+
+class _AsyncLeapScheduler(_Levers, LeapScheduler, AsyncScheduler):  # type: ignore[misc]
+    """For the asynchronous engine."""
+
+
+def _refuse(config: Any, options: LeapOptions) -> None:
+    if config.scheduler_config.policy != "fcfs":
+        raise ConfigError(
+            f"scheduling policy {config.scheduler_config.policy!r}: leap-rs has an order of its own and needs fcfs"
+        )
+    if config.model_config.runner_type != "generate":
+        raise ConfigError(f"runner {config.model_config.runner_type!r}: only generation has lengths to predict")
+    if options.has("evict") and config.kv_transfer_config is not None:
+        raise ConfigError("additional_config: leap: levers: evict cannot be used with a KV connector")
+    seats = config.scheduler_config.max_num_seqs
+    if options.decode_slots is not None and options.decode_slots > seats:
+        LOG.warning("leap: decode_slots %d is more than max_num_seqs %d, which holds", options.decode_slots, seats)
+
+
+def _prefills_only(config: Any) -> bool:
+    transfer = config.kv_transfer_config
+    return transfer is not None and getattr(transfer, "kv_role", None) == "kv_producer"
+
+
+def _brain_of(config: Any, options: LeapOptions) -> Brain:  # noqa: ARG001
+    return Watcher()

@@ -1,0 +1,204 @@
+"""vLLM's queue of waiting requests: in its own order until the plugin is armed, by the core's aging queue then.
+
+Both orders hold the same requests, so that arming and disarming lose nothing. vLLM prepends what it preempted or could
+not admit in a step (a grammar that is not ready, the LoRA limit); by key it has no privilege of place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from leap_rs._leap import AgingQueue
+
+from .options import LeapOptions
+from .order import Rank, Ranker
+
+# Waiting requests that are given new keys in one step when predictions have changed.
+RESCORED_A_STEP = 256
+
+
+@dataclass(slots=True)
+class _Entry:
+    number: int
+    request: Any
+    rank: Rank
+    queued_s: float
+
+
+class WaitingQueue:
+    """A `RequestQueue` of vLLM by duck typing. In the core's queues a request goes by its number in the ranker."""
+
+    def __init__(self, ranker: Ranker, options: LeapOptions, *, holders_first: bool = False) -> None:
+        self._ranker = ranker
+        self._options = options
+        self._holders_first = holders_first
+        self._fcfs: deque[Any] = deque()
+        # Kept here as well as in the ranker, which forgets a request before vLLM takes it out of the queue.
+        self._entries: dict[int, _Entry] = {}
+        self._numbers: dict[str, int] = {}
+        self._by_key = self._empty()
+        # The same queue with nothing but the time of entry as its key: who has waited longest.
+        self._by_wait = AgingQueue(1.0)
+        self._to_rescore: deque[int] = deque()
+        self._now = 0.0
+        self.armed = False
+        self.promotions = 0
+
+    def _empty(self) -> AgingQueue:
+        return AgingQueue(self._options.aging_rate, memory_weight=self._options.memory_weight)
+
+    # What vLLM calls.
+
+    def add_request(self, request: Any) -> None:
+        if self.armed:
+            self._push(request)
+        else:
+            self._fcfs.append(request)
+
+    def prepend_request(self, request: Any) -> None:
+        if self.armed:
+            self._push(request)
+        else:
+            self._fcfs.appendleft(request)
+
+    def prepend_requests(self, requests: Iterable[Any]) -> None:
+        for request in requests:
+            self.prepend_request(request)
+
+    def peek_request(self) -> Any:
+        if not self:
+            raise IndexError("peek from an empty queue")
+        return self._entries[self._first()].request if self.armed else self._fcfs[0]
+
+    def pop_request(self) -> Any:
+        if not self:
+            raise IndexError("pop from an empty queue")
+        if not self.armed:
+            return self._fcfs.popleft()
+        number = self._first()
+        self.promotions += number != self._by_key.peek()
+        return self._take(number)
+
+    def remove_request(self, request: Any) -> None:
+        if self.armed:
+            number = self._numbers.get(request.request_id)
+            if number is None:
+                raise ValueError(f"request {request.request_id} is not in the queue")
+            self._take(number)
+        else:
+            self._fcfs.remove(request)
+
+    def remove_requests(self, requests: Iterable[Any]) -> None:
+        """Takes out those that are in."""
+        gone = set(requests)
+        if not self.armed:
+            self._fcfs = deque(request for request in self._fcfs if request not in gone)
+            return
+        for request in gone:
+            number = self._numbers.get(request.request_id)
+            if number is not None:
+                self._take(number)
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def __len__(self) -> int:
+        return len(self._entries) if self.armed else len(self._fcfs)
+
+    def __contains__(self, request: object) -> bool:
+        if not self.armed:
+            return request in self._fcfs
+        number = self._numbers.get(getattr(request, "request_id", ""))
+        return number is not None and self._entries[number].request is request
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.armed:
+            return iter(tuple(self._fcfs))
+        by_key = sorted(self._entries.values(), key=lambda entry: (self._key(entry), entry.number))
+        return iter([entry.request for entry in by_key])
+
+    # What the plugin's scheduler calls.
+
+    def begin_step(self, now: float) -> None:
+        """Sets the time by which waits are judged: one for a whole step, so that a peek and the pop after it agree."""
+        self._now = now
+
+    def head(self) -> tuple[bool, float, int] | None:
+        """How urgent the first is, comparable between queues: whether it is not overdue; since when, or its key; its number."""
+        if not self.armed or not self._entries:
+            return None
+        entry = self._entries[self._first()]
+        if self._overdue() is not None:
+            return False, entry.queued_s, entry.number
+        return True, self._key(entry), entry.number
+
+    def arm(self, armed: bool) -> None:
+        """Changes over to the order by key, or back to that of arrival."""
+        if armed == self.armed:
+            return
+        if armed:
+            self.armed = True
+            requests, self._fcfs = self._fcfs, deque()
+            for request in requests:
+                self._push(request)
+            return
+        self._fcfs = deque(self._entries[number].request for number in sorted(self._entries))
+        self._entries.clear()
+        self._numbers.clear()
+        self._to_rescore.clear()
+        self._by_key = self._empty()
+        self._by_wait = AgingQueue(1.0)
+        self.armed = False
+
+    def rescore(self, requests: Iterable[Any] = (), *, everybody: bool = False) -> None:
+        """Gives `requests` new keys, and `everybody` a bounded number a step; those who do not wait here are left out."""
+        if not self.armed:
+            return
+        if everybody:
+            self._to_rescore = deque(self._entries)
+        numbers = [self._numbers[r.request_id] for r in requests if r.request_id in self._numbers]
+        numbers += [self._to_rescore.popleft() for _ in range(min(RESCORED_A_STEP, len(self._to_rescore)))]
+        for number in numbers:
+            entry = self._entries.get(number)
+            if entry is not None:
+                entry.rank = self._rank(entry.request)
+                self._by_key.rekey(number, entry.rank.remaining, memory_tokens=entry.rank.memory_tokens)
+
+    def _key(self, entry: _Entry) -> float:
+        return entry.rank.key(self._options.aging_rate, self._options.memory_weight)
+
+    def _rank(self, request: Any) -> Rank:
+        rank = self._ranker.rank(request)
+        if self._holders_first and request.num_computed_tokens > 0:
+            # It holds KV blocks: behind somebody who gets none it would never give them back.
+            return rank._replace(remaining=1e-300, memory_tokens=1.0)
+        return rank
+
+    def _push(self, request: Any) -> None:
+        live, rank = self._ranker.live(request), self._rank(request)
+        self._by_key.push(live.number, rank.remaining, rank.arrival_s, memory_tokens=rank.memory_tokens)
+        if self._options.wait_cap_s is not None:
+            self._by_wait.push(live.number, 1.0, live.queued_s)
+        self._entries[live.number] = _Entry(live.number, request, rank, live.queued_s)
+        self._numbers[request.request_id] = live.number
+
+    def _take(self, number: int) -> Any:
+        entry = self._entries.pop(number)
+        del self._numbers[entry.request.request_id]
+        self._by_key.remove(number)
+        if self._options.wait_cap_s is not None:
+            self._by_wait.remove(number)
+        return entry.request
+
+    def _overdue(self) -> int | None:
+        if self._options.wait_cap_s is None or not self._entries:
+            return None
+        oldest = self._by_wait.peek()
+        return oldest if self._now - self._entries[oldest].queued_s >= self._options.wait_cap_s else None
+
+    def _first(self) -> int:
+        overdue = self._overdue()
+        return self._by_key.peek() if overdue is None else overdue

@@ -1,0 +1,447 @@
+"""vLLM's real scheduler and KV-cache manager under a worker that computes nothing: it hands out tokens known beforehand.
+
+The engine's loop is that of `EngineCore`: synchronous, or asynchronous with one step composed while another one runs. Time
+is virtual. Every step is checked here for what must hold of any schedule.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import os
+import pickle
+import random
+import tempfile
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+with warnings.catch_warnings():
+    # vLLM's own, and those of what it imports.
+    warnings.simplefilter("ignore")
+    import torch
+    from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request, RequestStatus
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    from leap_rs.vllm import LeapScheduler
+    from leap_rs.vllm.slots import sort
+
+EOS = 2
+BLOCK = 16
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 65536,
+    "torch_dtype": "float32",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request with the answer that the model will give."""
+
+    name: str
+    arrival_s: float
+    prompt: tuple[int, ...]
+    length: int
+    """Tokens of the whole answer, its EOS included."""
+    max_tokens: int
+    abort_s: float | None = None
+    grammar_s: float | None = None
+    """When its grammar has been compiled; None: it needs none."""
+    lora: int | None = None
+
+    @property
+    def output(self) -> list[int]:
+        """The tokens that a client must see, if it does not go away."""
+        return [self.token(i) for i in range(min(self.length, self.max_tokens))]
+
+    def token(self, index: int) -> int:
+        return EOS if index == self.length - 1 else 3 + (index * 7 + len(self.name)) % 900
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The engine, and the options of the plugin; `leap` None is stock vLLM."""
+
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 64
+    max_model_len: int = 1024
+    blocks: int = 200
+    async_scheduling: bool = False
+    chunked: bool = True
+    prefix_caching: bool = True
+    long_prefill_token_threshold: int = 0
+    reserve_full_isl: bool = True
+    max_loras: int | None = None
+    leap: Mapping[str, Any] | None = None
+    log_stats: bool = True
+
+
+@cache
+def _base() -> VllmConfig:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _make_base()
+
+
+def _make_base() -> VllmConfig:
+    where = Path(tempfile.mkdtemp(prefix="leap-fake-model-"))
+    (where / "config.json").write_text(json.dumps(MODEL))
+    model = ModelConfig(
+        model=str(where), tokenizer=str(where), skip_tokenizer_init=True, dtype="float32", max_model_len=65536, seed=0
+    )
+    return VllmConfig(
+        model_config=model,
+        scheduler_config=_scheduler_config(Setup(max_model_len=65536, max_num_batched_tokens=65536)),
+        cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
+        device_config=DeviceConfig("cpu"),
+    )
+
+
+def _scheduler_config(setup: Setup) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=setup.max_num_seqs,
+        max_num_batched_tokens=setup.max_num_batched_tokens,
+        max_model_len=setup.max_model_len,
+        enable_chunked_prefill=setup.chunked,
+        is_encoder_decoder=False,
+        long_prefill_token_threshold=setup.long_prefill_token_threshold,
+        scheduler_reserve_full_isl=setup.reserve_full_isl,
+        async_scheduling=setup.async_scheduling,
+    )
+
+
+@dataclass
+class _Lora:
+    """The part of vLLM's LoRAConfig that the scheduler reads."""
+
+    max_loras: int
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    lora_int_id: int
+    lora_name: str = "adapter"
+    lora_path: str = "adapter"
+
+
+class _Grammars(StructuredOutputManager):
+    """Accepts every token: the answers are fixed anyway."""
+
+    def __init__(self) -> None:
+        """Compiles nothing, so it needs no backend and no tokenizer."""
+
+    def accept_tokens(self, request: Any, tokens: Any) -> bool:  # noqa: ARG002
+        return True
+
+    def should_advance(self, request: Any) -> bool:  # noqa: ARG002
+        return False
+
+
+class Oracle:
+    """A brain that knows the lengths."""
+
+    def __init__(self, jobs: Iterable[Job] = (), *, armed: bool = True) -> None:
+        self.lengths = {job.name: min(job.length, job.max_tokens) for job in jobs}
+        self.armed = armed
+        self.version = 0
+        self.calls: Counter[str] = Counter()
+        self.ended: dict[str, tuple[str, int]] = {}
+        self.rows: dict[str, Any] = {}
+        self.closed = False
+
+    def arrived(self, request_id: str, prompt: Any, max_tokens: int, min_tokens: int, ignore_eos: bool) -> None:
+        assert len(prompt) > 0
+        assert max_tokens > 0
+        assert (min_tokens, ignore_eos) == (0, False)
+        self.calls[request_id] += 1
+
+    def state(self, request_id: str, row: Any) -> None:
+        assert request_id not in self.rows
+        self.rows[request_id] = row
+
+    def remaining_key(self, request_id: str, generated: int) -> float:
+        return math.log(self.remaining(request_id, generated))
+
+    def remaining(self, request_id: str, generated: int) -> float:
+        return float(max(self.lengths[request_id] - generated, 1))
+
+    def mean_remaining(self, request_id: str, generated: int) -> float:
+        return self.remaining(request_id, generated)
+
+    def finished(self, request_id: str, reason: str, output_tokens: int) -> None:
+        assert request_id not in self.ended
+        self.ended[request_id] = (reason, output_tokens)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Step:
+    """What one step was made of."""
+
+    now: float
+    scheduled: dict[str, int]
+    decoding: tuple[str, ...]
+    """Those scheduled that decode: they were neither admitted nor prefilling."""
+    gated: tuple[str, ...]
+    admitted: tuple[str, ...]
+    waiting: tuple[str, ...]
+    """Who waited before the step, as vLLM would iterate over them."""
+    preempted: tuple[str, ...]
+    running: int
+    generated: dict[str, int]
+    """Tokens of those who run or wait before the step, those under way included."""
+
+
+@dataclass
+class Outcome:
+    """What came out of a run."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    finish_s: dict[str, float] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def finish_order(self) -> list[str]:
+        return sorted(self.finish_s, key=lambda name: self.finish_s[name])
+
+
+class FakeEngine:
+    """One engine: a scheduler, and the loop around it."""
+
+    def __init__(self, setup: Setup, brain: Any = None) -> None:
+        self.setup = setup
+        self.now = 0.0
+        base = _base()
+        config = copy.copy(base)
+        config.scheduler_config = _scheduler_config(setup)
+        config.model_config = copy.copy(base.model_config)
+        config.model_config.max_model_len = setup.max_model_len
+        config.cache_config = copy.copy(base.cache_config)
+        config.cache_config.enable_prefix_caching = setup.prefix_caching
+        config.cache_config.num_gpu_blocks = setup.blocks
+        config.additional_config = {} if setup.leap is None else {"leap": dict(setup.leap)}
+        if setup.max_loras is not None:
+            config.lora_config = _Lora(setup.max_loras)
+        group = KVCacheGroupSpec(
+            ["layer"], FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        )
+        arguments: dict[str, Any] = {
+            "vllm_config": config,
+            "kv_cache_config": KVCacheConfig(num_blocks=setup.blocks, kv_cache_tensors=[], kv_cache_groups=[group]),
+            "structured_output_manager": _Grammars(),
+            "block_size": BLOCK,
+            "log_stats": setup.log_stats,
+        }
+        self.scheduler: Any
+        if setup.leap is None:
+            self.scheduler = (AsyncScheduler if setup.async_scheduling else Scheduler)(**arguments)
+        else:
+            self.scheduler = LeapScheduler(**arguments, brain=brain, clock=lambda: self.now)
+        init_none_hash(_hash)
+        self._hasher = get_request_block_hasher(BLOCK, _hash) if setup.prefix_caching else None
+        self.free_blocks = self._free()
+        self.jobs: dict[str, Job] = {}
+        self.added_s: dict[str, float] = {}
+        self.outcome = Outcome()
+
+    def force_old_gate(self) -> None:
+        """Passes over requests as it is done where they cannot be told the step before which they do not decode."""
+        self.scheduler._leap_engine = replace(self.scheduler._leap_engine, gate_by_step=False)
+
+    def queued(self) -> list[Any]:
+        """Those who wait, in whichever queues this version of vLLM has."""
+        names = ("skipped_waiting", "kv_holding_waiting", "waiting")
+        return [request for name in names for request in getattr(self.scheduler, name, ())]
+
+    def _free(self) -> int:
+        return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def add(self, job: Job) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=job.max_tokens)
+        sampling._eos_token_id = EOS
+        request = Request(
+            request_id=job.name,
+            prompt_token_ids=list(job.prompt),
+            sampling_params=sampling,
+            pooling_params=None,
+            arrival_time=job.arrival_s,
+            block_hasher=self._hasher,
+            lora_request=None if job.lora is None else _Adapter(job.lora),
+        )
+        if job.grammar_s is not None:
+            request.structured_output_request = _Grammar()
+            request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        self.jobs[job.name] = job
+        self.added_s[job.name] = self.now
+        self.outcome.tokens[job.name] = []
+        self.scheduler.add_request(request)
+
+    def abort(self, name: str) -> None:
+        request = self.scheduler.requests.get(name)
+        if request is not None and not request.is_finished():
+            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            self._ended(name, "abort")
+
+    def _ended(self, name: str, reason: str) -> None:
+        assert name not in self.outcome.reasons, f"{name} ended twice"
+        self.outcome.reasons[name] = reason
+        self.outcome.finish_s[name] = self.now
+
+    def run(
+        self,
+        jobs: Iterable[Job],
+        *,
+        cost: Callable[[Step], float] = lambda _: 1.0,
+        watch: Callable[[FakeEngine, Step], None] | None = None,
+        most_steps: int = 20_000,
+    ) -> Outcome:
+        """Serves jobs until all have ended; `watch` sees every step right after it was composed."""
+        arrivals = deque(sorted(jobs, key=lambda job: job.arrival_s))
+        aborts = sorted((j.abort_s, j.name) for j in arrivals if j.abort_s is not None)
+        compiling = [job for job in arrivals if job.grammar_s is not None]
+        flying: deque[tuple[Any, ModelRunnerOutput]] = deque()
+        depth = 2 if self.setup.async_scheduling else 1
+        for _ in range(most_steps):
+            while arrivals and arrivals[0].arrival_s <= self.now:
+                self.add(arrivals.popleft())
+            while aborts and aborts[0][0] <= self.now:
+                self.abort(aborts.pop(0)[1])
+            for job in [job for job in compiling if job.grammar_s is not None and job.grammar_s <= self.now]:
+                compiling.remove(job)
+                if (request := self.scheduler.requests.get(job.name)) is not None:
+                    request.structured_output_request.grammar = object()
+            if not (self.scheduler.has_requests() or flying):
+                if not arrivals:
+                    return self.outcome
+                self.now = arrivals[0].arrival_s
+                continue
+            step = None
+            if self.scheduler.has_requests():
+                step, output, result = self._compose()
+                if watch is not None:
+                    watch(self, step)
+                flying.append((output, result))
+            if len(flying) >= depth or step is None or not step.scheduled:
+                self._take(*flying.popleft())
+            self.now += cost(step) if step is not None else 1.0
+        raise AssertionError(f"still {len(self.scheduler.requests)} requests after {most_steps} steps")
+
+    def _compose(self) -> tuple[Step, Any, ModelRunnerOutput]:
+        scheduler = self.scheduler
+        before = sort(scheduler.running, self.setup.max_model_len)
+        running = {request.request_id for request in scheduler.running}
+        waiting = tuple(request.request_id for request in self.queued())
+        generated = {
+            request.request_id: request.num_output_tokens + request.num_output_placeholders
+            for request in (*scheduler.running, *self.queued())
+        }
+        output = scheduler.schedule()
+        scheduled = dict(output.num_scheduled_tokens)
+        decoding = [request.request_id for request in before.decoding]
+        step = Step(
+            now=self.now,
+            scheduled=scheduled,
+            decoding=tuple(name for name in decoding if name in scheduled and name in running),
+            gated=tuple(name for name in decoding if name not in scheduled),
+            admitted=tuple(name for name in scheduled if name not in running),
+            waiting=waiting,
+            preempted=tuple(output.preempted_req_ids or ()),
+            running=len(scheduler.running),
+            generated=generated,
+        )
+        self.outcome.steps.append(step)
+        assert output.total_num_scheduled_tokens == sum(scheduled.values()) <= self.setup.max_num_batched_tokens
+        assert len(scheduler.running) <= self.setup.max_num_seqs
+        assert len({request.request_id for request in scheduler.running}) == len(scheduler.running)
+        ids = list(scheduled)
+        sampled = []
+        for name in ids:
+            request = scheduler.requests[name]
+            assert request.num_computed_tokens >= 0
+            if request.is_prefill_chunk:
+                sampled.append([])
+            else:
+                sampled.append([self.jobs[name].token(request.num_computed_tokens - request.num_prompt_tokens)])
+        result = ModelRunnerOutput(
+            req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)}, sampled_token_ids=sampled
+        )
+        positions = getattr(output, "leap_positions", {})
+        for name, position in positions.items():
+            request = scheduler.requests[name]
+            # Of a first prefill the step's last token is the prompt's last one.
+            assert position == scheduled[name] - 1 or request.num_preemptions > 0
+            assert request.num_computed_tokens - scheduled[name] + position == len(self.jobs[name].prompt) - 1
+        result.leap_rows = dict.fromkeys(positions, (self.now,))
+        return step, output, result
+
+    def _take(self, output: Any, result: ModelRunnerOutput) -> None:
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            for item in outputs.outputs:
+                assert item.request_id not in self.outcome.reasons, f"{item.request_id} spoke after its end"
+                self.outcome.tokens[item.request_id] += item.new_token_ids
+                if item.finish_reason is not None:
+                    self._ended(item.request_id, str(item.finish_reason))
+
+    def check_end(self) -> None:
+        """Everything that must hold once all requests have ended: each once, with its tokens, all blocks returned."""
+        scheduler = self.scheduler
+        assert not scheduler.requests
+        assert not scheduler.running
+        assert not self.queued()
+        assert scheduler.get_request_counts() == (0, 0)
+        assert self._free() == self.free_blocks
+        for name, job in self.jobs.items():
+            got, reason = self.outcome.tokens[name], self.outcome.reasons[name]
+            if reason == "abort":
+                assert job.abort_s is not None
+                assert got == job.output[: len(got)]
+            else:
+                assert got == job.output, f"{name}: {len(got)} tokens of {len(job.output)}"
+                assert reason == ("stop" if job.length <= job.max_tokens else "length")
+
+
+class _Grammar:
+    """A structured output request whose grammar comes later."""
+
+    grammar: Any = None
+    reasoning_ended = None
+
+
+def _hash(value: Any) -> bytes:
+    return hashlib.sha256(pickle.dumps(value)).digest()
+
+
+def prompt_of(rng: random.Random, tokens: int, *, shared: int = 0) -> tuple[int, ...]:
+    """A prompt, of which the first `shared` tokens are those of all others."""
+    return tuple(10 + i % 50 for i in range(min(shared, tokens))) + tuple(
+        rng.randrange(3, 1000) for _ in range(max(tokens - shared, 0))
+    )
+
+
+__all__ = ["BLOCK", "FakeEngine", "Job", "Oracle", "Outcome", "Setup", "Step", "prompt_of"]

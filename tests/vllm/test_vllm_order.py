@@ -1,0 +1,145 @@
+"""What the ranker asks of a brain, tells it, and makes of its answers."""
+
+# ruff: noqa: ARG002 - brains carry out a protocol, whatever they make of its arguments
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from stand_ins import Clock, Lengths, StandIn, options_of, ranker_of
+
+from leap_rs.vllm.brain import Brain, Watcher
+from leap_rs.vllm.order import Ranker
+
+
+class Finish(IntEnum):
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    REPETITION = 4
+
+
+def test_a_key_is_the_formula() -> None:
+    clock = Clock()
+    ranker, _ = ranker_of(Lengths({"a": 120}), clock, aging_rate=0.1, memory_weight=0.5)
+    request = StandIn("a", num_prompt_tokens=200, num_output_tokens=18, num_output_placeholders=2, max_tokens=150)
+    clock.now = 7.0
+    ranker.arrived(request)
+    clock.now = 9.0
+    # 120 - 20 generated leave 100.
+    assert ranker.key(request, memory=False) == pytest.approx(math.log(100) + 0.1 * 7)
+    assert ranker.key(request, memory=True) == pytest.approx(math.log(100) + 0.5 * math.log(200 + 20 + 50) + 0.1 * 7)
+
+
+def test_the_memory_term_goes_by_the_mean_where_the_brain_knows_it() -> None:
+    class Gittins(Lengths):
+        def mean_remaining(self, request_id: str, generated: int) -> float:
+            return 40.0
+
+    ranker, _ = ranker_of(Gittins({"a": 10_000}), Clock(), memory_weight=1, aging_rate=0)
+    request = StandIn("a", num_prompt_tokens=100)
+    ranker.arrived(request)
+    assert ranker.key(request, memory=True) == pytest.approx(math.log(10_000) + math.log(100 + 20))
+    # Without it, no more than the request may still generate.
+    plain, _ = ranker_of(Lengths({"a": 10_000}), Clock(), memory_weight=1, aging_rate=0)
+    plain.arrived(request)
+    assert plain.key(request, memory=True) == pytest.approx(math.log(10_000) + math.log(100 + 500))
+
+
+def test_what_a_brain_is_told_of_an_arrival() -> None:
+    brain = Lengths({"a": 1})
+    ranker, _ = ranker_of(brain, Clock())
+    ranker.arrived(StandIn("a", sampling_params=SimpleNamespace(min_tokens=5, ignore_eos=True), max_tokens=9))
+    assert brain.last == ("a", (1, 2, 3), 9, 5, True)
+    embeds = StandIn("b")
+    embeds.prompt_token_ids = None  # type: ignore[assignment]
+    ranker.arrived(embeds)
+    assert brain.last == ("b", (), 1000, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (Finish.STOP, "stop"),
+        (Finish.LENGTH, "length"),
+        (Finish.ABORT, "abort"),
+        (Finish.ERROR, "error"),
+        (Finish.REPETITION, "error"),
+        (None, "error"),
+        ("stop", "stop"),
+    ],
+)
+def test_what_a_brain_is_told_of_an_end(reason: Any, told: str) -> None:
+    brain = Lengths()
+    ranker, _ = ranker_of(brain, Clock())
+    request = StandIn("a", num_output_tokens=4, reason=reason)
+    ranker.arrived(request)
+    ranker.finished(request)
+    ranker.finished(request)
+    assert brain.ended == [("a", told, 4)]
+
+
+def test_where_ends_say_nothing_of_lengths_no_end_is_a_label() -> None:
+    brain = Lengths()
+    ranker = Ranker(brain, options_of(), Clock(), labels=False)
+    request = StandIn("a", num_output_tokens=1, reason=Finish.LENGTH)
+    ranker.arrived(request)
+    ranker.finished(request)
+    assert brain.ended == [("a", "error", 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "armed"),
+    [
+        ({"mode": "auto"}, True),
+        ({"mode": "armed"}, True),
+        ({"mode": "shadow"}, False),
+        ({"order": "fcfs"}, False),
+    ],
+)
+def test_the_mode_may_overrule_the_brain(options: dict[str, str], armed: bool) -> None:
+    brain = Lengths()
+    ranker, _ = ranker_of(brain, Clock(), **options)
+    assert ranker.armed is armed
+    brain.armed = False
+    assert ranker.armed is False
+
+
+def test_after_a_fault_the_brain_is_left_alone() -> None:
+    class Broken(Lengths):
+        calls = 0
+
+        def state(self, request_id: str, row: Any) -> None:
+            self.calls += 1
+            raise ValueError("width")
+
+    brain = Broken()
+    ranker, _ = ranker_of(brain, Clock())
+    request = StandIn("a")
+    ranker.arrived(request)
+    ranker.state("unknown", None)
+    assert brain.calls == 0
+    ranker.state("a", None)
+    ranker.state("a", None)
+    assert brain.calls == 1
+    assert (ranker.armed, ranker.fault) == (False, "ValueError: width")
+    ranker.finished(request)
+    assert brain.ended == []
+
+
+def test_the_watcher_is_a_brain_that_never_arms() -> None:
+    watcher = Watcher()
+    assert isinstance(watcher, Brain)
+    ranker, _ = ranker_of(watcher, Clock())
+    request = StandIn("a")
+    ranker.arrived(request)
+    ranker.state("a", None)
+    assert ranker.key(request, memory=False) == pytest.approx(0.0)
+    ranker.finished(request)
+    ranker.close()
+    assert (ranker.armed, ranker.fault) == (False, None)

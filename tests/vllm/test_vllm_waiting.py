@@ -1,0 +1,238 @@
+"""The waiting queue against a list that is searched whole, in both of its orders and across changes between them."""
+
+# ruff: noqa: ARG002 - brains carry out a protocol, whatever they make of its arguments
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from typing import Any
+
+import pytest
+from stand_ins import Clock, Lengths, StandIn, ranker_of
+
+from leap_rs.vllm.order import Ranker
+from leap_rs.vllm.waiting import RESCORED_A_STEP, WaitingQueue
+
+
+def key_of(request: StandIn, length: float, arrival_s: float, rate: float, weight: float) -> float:
+    remaining = max(length - request.num_output_tokens, 1)
+    mean = min(remaining, max(request.max_tokens - request.num_output_tokens, 1))
+    held = request.num_prompt_tokens + request.num_output_tokens + mean / 2
+    return math.log(remaining) + weight * math.log(held) + rate * arrival_s
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_it_is_what_a_search_of_a_list_would_find(seed: int) -> None:
+    rng = random.Random(seed)
+    rate, weight = rng.choice([0.0, 0.05, 1.0]), rng.choice([0.0, 1.0])
+    cap = rng.choice([None, 4.0])
+    clock, brain = Clock(), Lengths()
+    ranker, options = ranker_of(brain, clock, aging_rate=rate, memory_weight=weight, wait_cap_s=cap)
+    queue = WaitingQueue(ranker, options)
+    queue.arm(True)
+    inside: dict[str, tuple[float, int, StandIn]] = {}
+    arrived: dict[str, float] = {}
+
+    def expected() -> list[StandIn]:
+        def place(item: tuple[float, int, StandIn]) -> tuple[float, ...]:
+            _, number, request = item
+            name = request.request_id
+            key = key_of(request, brain.lengths[name], arrived[name], rate, weight)
+            return (key, number)
+
+        order = [item[2] for item in sorted(inside.values(), key=place)]
+        if cap is not None and inside:
+            since, _, oldest = min(inside.values(), key=lambda item: item[:2])
+            if clock.now - since >= cap:
+                order.remove(oldest)
+                order.insert(0, oldest)
+        return order
+
+    for number in range(120):
+        clock.now += rng.choice([0.0, 0.25, 1.0])
+        queue.begin_step(clock.now)
+        action = rng.random()
+        if action < 0.5 or not inside:
+            request = StandIn(f"r{number}", num_prompt_tokens=rng.randint(1, 300), max_tokens=rng.randint(1, 500))
+            brain.lengths[request.request_id] = rng.randint(1, 400)
+            arrived[request.request_id] = clock.now
+            ranker.arrived(request)
+            inside[request.request_id] = (clock.now, number, request)
+            rng.choice([queue.add_request, queue.prepend_request, lambda r: queue.prepend_requests([r])])(request)
+        elif action < 0.6:
+            gone = rng.choice(list(inside.values()))[2]
+            del inside[gone.request_id]
+            rng.choice([queue.remove_request, lambda r: queue.remove_requests([r, StandIn("other")])])(gone)
+        elif action < 0.7:
+            for name in inside:
+                brain.lengths[name] = rng.randint(1, 400)
+            queue.rescore(everybody=True)
+        else:
+            first = expected()[0]
+            assert queue.peek_request() is first
+            assert queue.pop_request() is first
+            assert first not in queue
+            del inside[first.request_id]
+        assert len(queue) == len(inside)
+        assert bool(queue) is bool(inside)
+        if inside:
+            assert queue.peek_request() is expected()[0]
+        in_key_order = [
+            item[2]
+            for item in sorted(
+                inside.values(),
+                key=lambda item: (
+                    key_of(item[2], brain.lengths[item[2].request_id], arrived[item[2].request_id], rate, weight),
+                    item[1],
+                ),
+            )
+        ]
+        assert list(queue) == in_key_order
+        assert all(request in queue for request in in_key_order)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_unarmed_it_is_a_deque_as_vllm_uses_one(seed: int) -> None:
+    rng = random.Random(seed)
+    ranker, options = ranker_of(Lengths(), Clock())
+    queue, model = WaitingQueue(ranker, options), deque[Any]()
+    for number in range(200):
+        request = StandIn(f"r{number}")
+        action = rng.random()
+        if action < 0.4:
+            queue.add_request(request)
+            model.append(request)
+        elif action < 0.5:
+            queue.prepend_request(request)
+            model.appendleft(request)
+        elif action < 0.6:
+            several = [StandIn(f"r{number}.{i}") for i in range(3)]
+            queue.prepend_requests(several)
+            model.extendleft(several)
+        elif model and action < 0.7:
+            several = rng.sample(list(model), min(2, len(model)))
+            queue.remove_requests(several)
+            model = deque(item for item in model if item not in several)
+        elif model and action < 0.75:
+            one = rng.choice(list(model))
+            queue.remove_request(one)
+            model.remove(one)
+        elif model:
+            assert queue.peek_request() is model[0]
+            assert queue.pop_request() is model.popleft()
+        assert list(queue) == list(model)
+        assert len(queue) == len(model)
+
+
+def test_arming_and_disarming_keep_everybody() -> None:
+    brain = Lengths({"a": 30, "b": 10, "c": 20})
+    ranker, options = ranker_of(brain, Clock(), memory_weight=0)
+    queue = WaitingQueue(ranker, options)
+    requests = [StandIn(name) for name in "abc"]
+    for request in requests:
+        ranker.arrived(request)
+        queue.add_request(request)
+    queue.arm(True)
+    assert [request.request_id for request in queue] == ["b", "c", "a"]
+    queue.arm(False)
+    assert list(queue) == requests
+    queue.arm(True)
+    assert queue.pop_request() is requests[1]
+    queue.arm(False)
+    assert list(queue) == [requests[0], requests[2]]
+
+
+def test_an_empty_queue_says_so() -> None:
+    ranker, options = ranker_of(Lengths(), Clock())
+    queue = WaitingQueue(ranker, options)
+    for armed in (False, True):
+        queue.arm(armed)
+        assert not queue
+        assert list(queue) == []
+        with pytest.raises(IndexError):
+            queue.peek_request()
+        with pytest.raises(IndexError):
+            queue.pop_request()
+        with pytest.raises(ValueError, match=r"r0|not in"):
+            queue.remove_request(StandIn("r0"))
+        queue.remove_requests([StandIn("r0")])
+
+
+def test_a_request_that_has_ended_can_still_be_taken_out() -> None:
+    """vLLM frees a preempted request that ends with a token that was under way before it takes it out of the queue."""
+    ranker, options = ranker_of(Lengths({"a": 5, "b": 6}), Clock())
+    queue = WaitingQueue(ranker, options)
+    queue.arm(True)
+    first, second = StandIn("a"), StandIn("b")
+    for request in (first, second):
+        ranker.arrived(request)
+        queue.add_request(request)
+    ranker.finished(first)
+    queue.remove_requests({first})
+    assert list(queue) == [second]
+    assert ranker.live(second).number == 1
+
+
+def test_rescoring_is_spread_over_steps() -> None:
+    waiting = 2 * RESCORED_A_STEP + 10
+    brain = Lengths({f"r{i}": 10 + i for i in range(waiting)})
+    ranker, options = ranker_of(brain, Clock(), memory_weight=0)
+    queue = WaitingQueue(ranker, options)
+    queue.arm(True)
+    for i in range(waiting):
+        request = StandIn(f"r{i}")
+        ranker.arrived(request)
+        queue.add_request(request)
+    brain.lengths = {f"r{i}": 10 + waiting - i for i in range(waiting)}
+    for step in range(3):
+        queue.rescore(everybody=step == 0)
+        settled = queue.peek_request().request_id == f"r{waiting - 1}"
+        assert settled is (step == 2)
+    assert [request.request_id for request in queue] == [f"r{i}" for i in reversed(range(waiting))]
+
+
+def test_who_holds_blocks_goes_first_in_the_queue_of_the_skipped() -> None:
+    brain = Lengths({"short": 1, "holder": 500})
+    ranker, options = ranker_of(brain, Clock(), memory_weight=1, aging_rate=0.05)
+    queue = WaitingQueue(ranker, options, holders_first=True)
+    queue.arm(True)
+    for request in (StandIn("short"), StandIn("holder", num_computed_tokens=16)):
+        ranker.arrived(request)
+        queue.add_request(request)
+    assert queue.peek_request().request_id == "holder"
+
+
+def test_a_brain_that_fails_leaves_the_order_of_arrival() -> None:
+    class Broken(Lengths):
+        def remaining_key(self, request_id: str, generated: int) -> float:
+            raise RuntimeError("no readout")
+
+    ranker, options = ranker_of(Broken(), Clock())
+    assert isinstance(ranker, Ranker)
+    assert ranker.armed
+    queue = WaitingQueue(ranker, options)
+    queue.arm(True)
+    request = StandIn("a")
+    ranker.arrived(request)
+    queue.add_request(request)
+    assert not ranker.armed
+    assert ranker.fault == "RuntimeError: no readout"
+    assert queue.pop_request() is request
+
+
+@pytest.mark.parametrize("answer", [float("nan"), float("inf"), float("-inf"), 1e308, -1e308])
+def test_a_senseless_prediction_still_has_a_place(answer: float) -> None:
+    class Senseless(Lengths):
+        def remaining_key(self, request_id: str, generated: int) -> float:
+            return answer if request_id == "odd" else math.log(7)
+
+    ranker, options = ranker_of(Senseless(), Clock())
+    queue = WaitingQueue(ranker, options)
+    queue.arm(True)
+    for name in ("odd", "even"):
+        request = StandIn(name)
+        ranker.arrived(request)
+        queue.add_request(request)
+    assert {queue.pop_request().request_id for _ in range(2)} == {"odd", "even"}

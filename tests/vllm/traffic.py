@@ -53,7 +53,9 @@ class Pooled:
         return self.rows[int(token_ids[0])]
 
 
-def stream(brain: OnlineBrain, traffic: Traffic, *, flying: int = 32, settle: int = 8, start: int = 0) -> list[tuple[bool, bool]]:
+def stream(
+    brain: OnlineBrain, traffic: Traffic, *, flying: int = 32, settle: int = 8, start: int = 0
+) -> list[tuple[bool, bool]]:
     """Sends the requests through a brain, `flying` at a time. Returns after each end which readouts were trusted."""
     trusted = []
 

@@ -110,8 +110,8 @@ fn dropping_a_busy_learner_learns_what_is_queued() {
 
 #[test]
 fn a_row_that_was_seen_does_not_count_for_mean_and_scale() {
-    let (x, _) = traffic(8, 60, 17);
-    let start = from_zero(8, 30);
+    let (x, _) = traffic(17, 60, 8);
+    let start = from_zero(8, 30, 8, Precision::F64);
     let mut alone = start.clone();
     let learner = Learner::start(start, 100).unwrap();
     let look =

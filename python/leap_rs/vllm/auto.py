@@ -7,7 +7,6 @@ credit: scores are compared before they are cut to `max_tokens`.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -50,24 +49,37 @@ class Judge:
     def __init__(self, settings: ArmSettings, seen: Iterable[Judged] = (), *, armed: bool = False) -> None:
         self._settings = settings
         self._fewest = min(FEWEST, settings.window)
-        self._seen: deque[Judged] = deque(seen, maxlen=EVIDENCE * settings.window)
+        self._kept = EVIDENCE * settings.window
+        # Columns of score, tokens and mark; twice as long as what is kept, so that they move only once in as many rows.
+        self._rows = np.zeros((3, 2 * self._kept))
+        self._end = 0
         self._since = 0
         self.armed = armed
+        for judged in seen:
+            self._append(judged)
         self.correlation = self._over(settings.window)[0]
 
     @property
     def seen(self) -> tuple[Judged, ...]:
         """What the verdict rests on, oldest first."""
-        return tuple(self._seen)
+        rows = self._rows[:, max(self._end - self._kept, 0) : self._end].T.tolist()
+        return tuple(Judged(score, int(tokens), bool(censored)) for score, tokens, censored in rows)
 
     def add(self, judged: Judged) -> None:
         """Takes in a request that has finished, and decides anew."""
-        self._seen.append(judged)
+        self._append(judged)
         self._since += 1
         # Ranking a long window costs more than a step of it changes.
         if self._since >= max(self._settings.window // _LOOKS, 1):
             self._since = 0
             self._decide()
+
+    def _append(self, judged: Judged) -> None:
+        if self._end == self._rows.shape[1]:
+            self._rows[:, : self._kept] = self._rows[:, self._kept :]
+            self._end = self._kept
+        self._rows[:, self._end] = judged.score, judged.tokens, judged.censored
+        self._end += 1
 
     def _decide(self) -> None:
         correlation, n = self._over(self._settings.window)
@@ -78,22 +90,24 @@ class Judge:
         rho = correlation or 0.0
         least = self._settings.min_correlation
         if not self.armed:
-            over_all, evidence = self._over(EVIDENCE * self._settings.window)
-            proof = (over_all or 0.0) * math.sqrt(max(evidence - 1, 0))
-            self.armed = rho >= least and rho > 0 and proof >= PROOF
+            self.armed = rho > 0 and rho >= least and self._proof() >= PROOF
         else:
             doubt = rho + DOUBT / math.sqrt(max(n - 1, 1)) < least or correlation is None
             self.armed = not (rho < least - self._settings.hysteresis and doubt)
+
+    def _proof(self) -> float:
+        """How many standard errors the correlation over all that is kept lies above 0."""
+        rho, n = self._over(self._kept)
+        return (rho or 0.0) * math.sqrt(max(n - 1, 0))
 
     def _over(self, window: int) -> tuple[float | None, int]:
         """Rank correlation of the last requests, and of how many.
 
         A censored one ranks among the long where its limit is that of a long answer; a lower one does not tell its place.
         """
-        last = list(self._seen)[-window:]
-        exact = [j.tokens for j in last if not j.censored]
-        long = float(np.quantile(exact, 0.75)) if exact else 0.0
-        placed = [j for j in last if not j.censored or j.tokens >= long]
-        if len(placed) < 2:
-            return None, len(placed)
-        return spearman([j.score for j in placed], [float(j.tokens) for j in placed]), len(placed)
+        scores, tokens, censored = self._rows[:, max(self._end - window, 0) : self._end]
+        exact = np.sort(tokens[censored == 0])
+        long = exact[(3 * len(exact)) // 4] if len(exact) else 0.0
+        placed = (censored == 0) | (tokens >= long)
+        n = int(placed.sum())
+        return (spearman(scores[placed], tokens[placed]) if n > 1 else None), n

@@ -113,7 +113,8 @@ class MetricsWriter:
                 mapped = mmap.mmap(file.fileno(), 0)
             temporary.replace(path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise LeapError(f"{path}: cannot be written: {reason(error)}") from error
         values = np.frombuffer(mapped, dtype=np.float64, offset=_HEAD.size + len(text))
         return cls(values, path, mapped)

@@ -276,9 +276,27 @@ def test_a_token_that_the_table_lacks_is_told(brains: Brains, caplog: pytest.Log
     brain.arrived("b", [1, 50], 64, 0, False)
     brain.arrived("c", [-1], 64, 0, False)
     brain.arrived("d", [], 64, 0, False)
+    brain.settle()
     assert brain.metrics.get("refused_rows", "prompt") == 2
     assert math.isfinite(brain.remaining_key("b", 3))
     assert sum("prompt features" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_a_long_prompt_is_pooled_aside_and_the_scheduler_told(brains: Brains) -> None:
+    brain = brains(mode="armed", learn=LearnSettings(warmup=32, lam=1.0))
+    rng = np.random.default_rng(0)
+    for i in range(100):
+        n = int(rng.integers(1, 400))
+        brain.arrived(f"r{i}", [7] * n, 1024, 0, False)
+        brain.finished(f"r{i}", "stop", 2 * n)
+    brain.settle()
+    neutral, version = brain.remaining_key("unheard of", 0), brain.version
+    for name, n in (("long", 5000), ("longer", 50_000)):
+        brain.arrived(name, [7] * n, 1024, 0, False)
+    brain.settle()
+    assert brain.version > version
+    assert brain.remaining_key("long", 0) > neutral
+    assert brain.metrics.get("predictions", "prompt") >= 2
 
 
 def test_without_a_table_the_length_of_the_prompt_predicts(brains: Brains) -> None:
@@ -377,6 +395,7 @@ def test_a_fitted_readout_predicts_from_the_first_request(real: Traffic, traces:
     brain.arrived("a", [0], 1024, 0, False)
     by_prompt = brain.remaining_key("a", 0)
     brain.state("a", real.state[0])
+    brain.settle()
     assert brain.metrics.get("predictions", "prompt") == brain.metrics.get("predictions", "state") == 1
     assert brain.remaining_key("a", 0) != by_prompt
 
@@ -398,6 +417,7 @@ def test_a_wrong_readout_is_told_and_learning_starts_from_zero(
     assert "learns from zero" in caplog.text
     brain.arrived("a", [0], 1024, 0, False)
     brain.state("a", real.state[0])
+    brain.settle()
     assert brain.metrics.get("predictions", "state") == 0
     assert math.isfinite(brain.remaining_key("a", 0))
 

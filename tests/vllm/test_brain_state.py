@@ -90,6 +90,7 @@ def started(state_dir: Path, seed: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_a_kill_loses_at_most_what_was_not_saved(tmp_path: Path) -> None:
     """Killed at five random moments, each time the next one goes on; what a turn had printed bounds what may be lost."""
     state = tmp_path / "state"

@@ -108,6 +108,7 @@ print(turn, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine counts as fast as it can while two API processes scrape: no number goes backwards or is read in halves."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

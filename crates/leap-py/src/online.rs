@@ -282,14 +282,16 @@ impl PyLearner {
             let (estimate, inner) = shared.table(rows.row(i)?, cap, order, objective, !seen)?;
             Ok(PyRemainingTable { inner, known: estimate.known })
         };
-        py.detach(|| {
+        let all = || {
             if rows.nrows() != caps.len() {
                 let text = format!("{} rows of features, {} caps", rows.nrows(), caps.len());
                 return Err(leap::Error::Readout(text));
             }
             caps.iter().enumerate().map(one).collect::<leap::Result<_>>()
-        })
-        .map_err(to_py)
+        };
+        // One row takes microseconds; to get the GIL back from another thread may take milliseconds.
+        let tables = if caps.len() == 1 { all() } else { py.detach(all) };
+        tables.map_err(to_py)
     }
 
     #[pyo3(signature = (features, lengths, censored=None))]

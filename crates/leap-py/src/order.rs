@@ -70,7 +70,7 @@ impl PyRemainingTable {
     fn new(score: f32, noise: f64, cap: u32, kind: &str, objective: &str) -> PyResult<Self> {
         let (order, objective) = rule(kind, objective)?;
         let cap = at_least_one("cap", cap)?;
-        if !score.is_finite() || !(noise.is_finite() && noise >= 0.0) {
+        if !(score.is_finite() && noise.is_finite() && noise >= 0.0) {
             let text = format!("score is {score}, noise {noise}: must be finite, and noise at least 0");
             return Err(to_py(leap::Error::Config(text)));
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -11,7 +10,6 @@ from weakref import WeakSet
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
-from prometheus_client.utils import floatToGoString
 
 from .metrics import Metric as Ours
 from .metrics import Reading, engine_files, read
@@ -60,7 +58,7 @@ def _add(family: Any, metric: Ours, labels: list[str], numbers: Any) -> None:
     if metric.kind != "histogram":
         family.add_metric(labels, numbers[0])
         return
-    edges = [floatToGoString(edge) for edge in (*metric.buckets, math.inf)]
+    edges = [*(repr(float(edge)) for edge in metric.buckets), "+Inf"]
     family.add_metric(labels, list(zip(edges, accumulate(numbers[:-1]), strict=True)), sum_value=numbers[-1])
 
 

@@ -7,6 +7,7 @@ predicted, renews the predictions of live requests when weights have changed, sa
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -33,7 +34,11 @@ LENGTH_TERMS = 3
 POLL_S = 0.1
 RENEW_S = 0.25
 """Renewing the live requests takes the interpreter from the scheduler for a moment; this often is fresh enough."""
+RENEW_SHARE = 0.1
+"""Most of the time of the brain's thread that renewing may take, however many requests are live."""
 CHUNK = 64
+LONG = 4096
+"""Prompts of more tokens are pooled by the brain's own thread: a step waits for none of them."""
 MOST_WAITING = 4096
 """Finished requests that may wait to be learned with their rows: memory stays bounded where a disk hangs."""
 
@@ -68,6 +73,8 @@ class OnlineBrain:
         self._told: set[str] = set()
         self._live: dict[str, Live] = {}
         self._done: deque[tuple[Live, str, int]] = deque()
+        self._long: deque[tuple[Live, Sequence[int]]] = deque()
+        self._predicted: deque[tuple[str, float, RemainingTable | None]] = deque()
         self._overflow = 0
         self._version = 0
         self.fault: str | None = None
@@ -82,7 +89,7 @@ class OnlineBrain:
         self._judges = {name: _judge(settings.arm, judges.get(name, {})) for name in widths}
         self._renewed = {name: learner.updates for name, learner in self._learners.items()}
         self._saved = dict(self._renewed)
-        self._renewed_s = 0.0
+        self._next_renewal_s = 0.0
         self._trusted = self._trust()
         self._neutral = self._neutral_table()
         self.metrics = self._open_metrics()
@@ -120,6 +127,9 @@ class OnlineBrain:
         live = self._live[request_id] = Live(Limits(max(max_tokens, 1), min_tokens, ignore_eos))
         if live.limits.forced:
             live.length = RemainingTable.of_length(live.limits.max_tokens, **self._rule)
+        elif len(prompt_token_ids) > LONG:
+            self._long.append((live, prompt_token_ids))
+            self._wake.set()
         elif len(prompt_token_ids) > 0:
             self._predict("prompt", live, lambda: self._pool(prompt_token_ids))
 
@@ -196,14 +206,12 @@ class OnlineBrain:
             row = row_of()
             table = self._learners[name].tables(row, live.limits.max_tokens, **self._rule)[0]
         except (LeapError, OverflowError, ValueError, TypeError) as error:
-            self.metrics.add("refused_rows", value=name)
+            self._predicted.append((name, 0.0, None))
             self._tell(f"refused {name}", f"a row of {name} features is not used, nor are others like it: {error}")
             return
         live.known[name] = Known(row, table, table.score if table.known else None)
         if table.known:
-            self.metrics.add("predictions", value=name)
-            self.metrics.observe("prediction_seconds", time.perf_counter() - began, name)
-            self.metrics.observe("predicted_tokens", min(table.score**2, table.cap), name)
+            self._predicted.append((name, time.perf_counter() - began, table))
 
     # What the brain's own thread does.
 
@@ -224,6 +232,11 @@ class OnlineBrain:
                     settled.set()
 
     def _turn(self, *, at_once: bool) -> None:
+        if self._long:
+            while self._long:
+                live, prompt_token_ids = self._long.popleft()
+                self._predict("prompt", live, functools.partial(self._pool, prompt_token_ids))
+            self._version += 1
         while self._done:
             self._learn(*self._done.popleft())
         if at_once:
@@ -265,14 +278,13 @@ class OnlineBrain:
             self._version += 1
             if self.settings.mode == "auto":
                 LOG.info("leap: readouts that have proven themselves: %s", ", ".join(trusted) or "none")
-        now = time.monotonic()
-        if not at_once and now - self._renewed_s < RENEW_S:
+        began = time.monotonic()
+        if not at_once and began < self._next_renewal_s:
             return
         updates = {name: learner.updates for name, learner in self._learners.items()}
         stale = [name for name in updates if updates[name] != self._renewed[name]]
         if not stale:
             return
-        self._renewed_s = now
         requests = list(self._live.values())
         for name in stale:
             live = [(one, known) for one in requests if (known := one.known.get(name)) is not None]
@@ -286,6 +298,8 @@ class OnlineBrain:
             self.metrics.add("rescored_requests", len(live))
             self._renewed[name] = updates[name]
         self._version += 1
+        ended = time.monotonic()
+        self._next_renewal_s = ended + max(RENEW_S, (ended - began) / RENEW_SHARE)
 
     def _trust(self) -> tuple[str, ...]:
         """The readouts whose predictions order, the better-informed first; all of them where arming is not by proof."""
@@ -325,6 +339,14 @@ class OnlineBrain:
             LOG.info("leap: the state is saved again")
 
     def _publish(self) -> None:
+        while self._predicted:
+            name, seconds, table = self._predicted.popleft()
+            if table is None:
+                self.metrics.add("refused_rows", value=name)
+            else:
+                self.metrics.add("predictions", value=name)
+                self.metrics.observe("prediction_seconds", seconds, name)
+                self.metrics.observe("predicted_tokens", min(table.score**2, table.cap), name)
         for name, learner in self._learners.items():
             judge = self._judges[name]
             rho = math.nan if judge.correlation is None else judge.correlation

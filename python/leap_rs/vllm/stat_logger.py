@@ -18,6 +18,7 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from .collector import register
 
 _MARK = "leap_registered"
+_MAKER = "get_prometheus_registry"
 
 
 class LeapStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
@@ -49,10 +50,11 @@ def _show_with_several_servers() -> None:
 
     The server is built after its stat loggers, so the function that makes the registry can still be replaced.
     """
-    for module in list(sys.modules.values()):
-        make = getattr(module, "get_prometheus_registry", None)
-        if callable(make) and getattr(module, "__name__", "").startswith("vllm.") and not hasattr(make, _MARK):
-            setattr(module, "get_prometheus_registry", _registering(make))  # noqa: B010
+    # Looked up in what a module holds: asking a lazy one for a name would import half of its package.
+    for name, module in list(sys.modules.items()):
+        make = vars(module).get(_MAKER) if name.startswith("vllm.") else None
+        if make is not None and not hasattr(make, _MARK):
+            setattr(module, _MAKER, _registering(make))
 
 
 def _registering(make: Callable[[], CollectorRegistry]) -> Callable[[], CollectorRegistry]:

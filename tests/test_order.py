@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leap_rs._leap import AgingQueue, ConfigError, LeapError, remaining, select_slots
+from leap_rs._leap import AgingQueue, ConfigError, LeapError, RemainingTable, remaining, select_slots
 
 
 def survival_by_integration(m: float, s: float, a: float, cap: float) -> float:
@@ -101,6 +101,42 @@ def test_unknown_kind_and_objective_are_refused() -> None:
         remaining(1, 1, 0, 10, kind="gittins", objective="tpot")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"cap\[0\]"):
         remaining(1, 1, 0, math.inf, kind="gittins")
+
+
+@pytest.mark.parametrize("kind", ["countdown", "survival", "gittins"])
+@pytest.mark.parametrize("objective", ["ptl", "e2el"])
+def test_a_table_holds_what_remaining_says_at_its_levels(kind: str, objective: str) -> None:
+    table = RemainingTable(12.5, 4.0, 700, kind=kind, objective=objective)  # type: ignore[arg-type]
+    assert (table.score, table.cap, table.known) == (12.5, 700, True)
+    level, levels = 0, []
+    while level < 700:
+        expected = remaining(12.5, 4.0, level, 700, kind=kind, objective=objective)[0]  # type: ignore[arg-type]
+        # A table is kept in f32.
+        assert table.remaining(level) == pytest.approx(expected, rel=1e-6)
+        levels.append(level)
+        level = table.next_rekey(level)
+    assert levels[:5] == [0, 8, 11, 16, 23]
+    assert table.remaining(700) == 1.0
+    assert table.next_rekey(700) == 2**32 - 1
+    if kind == "survival":
+        assert table.mean_remaining(157) == table.remaining(157)
+    if kind == "gittins":
+        assert table.remaining(9) == table.remaining(8)
+
+
+def test_a_table_of_a_known_length() -> None:
+    assert RemainingTable.of_length(300, objective="e2el").remaining(128) == pytest.approx(172)
+    assert RemainingTable.of_length(300, objective="ptl").remaining(128) == pytest.approx(300 * 172)
+    assert RemainingTable.of_length(300, kind="countdown").remaining(130) == pytest.approx(170, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [((math.nan, 1, 10), "score"), ((1, -1.0, 10), "noise"), ((1, math.inf, 10), "noise"), ((1, 1, 0), "cap")],
+)
+def test_a_table_of_bad_values_is_refused(arguments: tuple[float, float, int], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        RemainingTable(*arguments)
 
 
 residents = st.lists(st.tuples(st.floats(1, 9000), st.floats(0, 500), st.integers(0, 200)), max_size=60)

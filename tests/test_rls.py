@@ -127,3 +127,40 @@ def test_learner_predicts_what_it_learned(tmp_path: Path) -> None:
     assert learner.noise(20.0) == online.noise(20.0)
     assert learner.dropped == 0
     assert learner.fault is None
+
+
+def test_tables_carry_the_learners_own_score_and_noise() -> None:
+    features, lengths = made(400, 10, 9)
+    learner = _leap.Learner(_leap.OnlineReadout.from_zero(10, max_tokens=4096, warmup=100))
+    caps = np.arange(1, 101) * 10
+    before = learner.tables(features[:100], caps, kind="survival")
+    assert [table.cap for table in before] == caps.tolist()
+    assert not any(table.known for table in before)
+    assert {table.score for table in before} == {32.0}, "a quarter of the budget before anything has finished"
+    learner.observe(features, lengths)
+    learner.flush()
+    after = learner.tables(features[:100], np.full(100, 500), kind="survival")
+    assert all(table.known for table in after)
+    np.testing.assert_array_equal([table.score for table in after], learner.score(features[:100]))
+    for table in after[:10]:
+        expected = _leap.remaining(table.score, learner.noise(table.score), 40, 500)[0]
+        assert table.remaining(40) == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(_leap.ReadoutError, match="100 rows of features, 2 caps"):
+        learner.tables(features[:100], [5, 5])
+    bad = features[:1].copy()
+    bad[0, 3] = np.nan
+    with pytest.raises(_leap.ReadoutError, match="column 3"):
+        learner.tables(bad, [5])
+
+
+def test_rows_that_were_seen_do_not_end_the_warm_up() -> None:
+    features, lengths = made(100, 6, 10)
+    learner = _leap.Learner(_leap.OnlineReadout.from_zero(6, max_tokens=4096, warmup=20))
+    for row in features:
+        learner.tables(row, [100], seen=True)
+    learner.observe(features[:16], lengths[:16])
+    learner.flush()
+    assert learner.updates == 0
+    learner.tables(features[:20], np.full(20, 100))
+    learner.flush()
+    assert learner.updates == 2

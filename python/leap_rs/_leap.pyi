@@ -9,6 +9,8 @@ from typing_extensions import Self
 _Path: TypeAlias = str | PathLike[str]
 _Target: TypeAlias = Literal["sqrt", "log", "raw"]
 _Kind: TypeAlias = Literal["prompt", "state"]
+_Order: TypeAlias = Literal["countdown", "survival", "gittins"]
+_Objective: TypeAlias = Literal["ptl", "e2el"]
 _DType: TypeAlias = Literal["float32", "float64"]
 _Features: TypeAlias = npt.NDArray[Any]
 """(n, d), or (d,) for one row: float16, float32, float64, bfloat16 (ml_dtypes) or its bits as uint16."""
@@ -191,6 +193,21 @@ class Learner:
 
     def score(self, features: _Features) -> _F32: ...
     def predict(self, features: _Features) -> _F32: ...
+    def tables(
+        self,
+        features: _Features,
+        caps: npt.ArrayLike,
+        *,
+        kind: _Order = "gittins",
+        objective: _Objective = "ptl",
+        seen: bool = False,
+    ) -> list[RemainingTable]:
+        """A table a row, with the readout's own noise, for requests that stop at caps (n,) tokens.
+
+        While known is false their score is the running mean of finished lengths. seen: the rows do not count for mean
+        and scale (again); for requests that are no sample of the traffic, or are scored once more.
+        """
+
     def observe(self, features: _Features, lengths: npt.ArrayLike, censored: npt.ArrayLike | None = None) -> int:
         """Hands labels over and returns at once: how many were taken. The rest found the queue full."""
 
@@ -245,8 +262,8 @@ def remaining(
     generated: npt.ArrayLike,
     cap: npt.ArrayLike,
     *,
-    kind: Literal["countdown", "survival", "gittins"] = "survival",
-    objective: Literal["ptl", "e2el"] = "ptl",
+    kind: _Order = "survival",
+    objective: _Objective = "ptl",
 ) -> npt.NDArray[np.float64]:
     """Remaining tokens of n requests, by which they are ordered; shape (n,), at least 1 each.
 
@@ -259,6 +276,36 @@ def remaining(
 
     Raises ConfigError naming the first value that cannot be used.
     """
+
+@final
+class RemainingTable:
+    """Remaining tokens of one request by tokens generated: made once when its score arrives, then only looked up."""
+
+    def __new__(
+        cls, score: float, noise: float, cap: int, *, kind: _Order = "gittins", objective: _Objective = "ptl"
+    ) -> Self:
+        """Of a request that stops at cap tokens; score and noise as in remaining."""
+
+    @classmethod
+    def of_length(cls, length: int, *, kind: _Order = "gittins", objective: _Objective = "ptl") -> Self:
+        """Of a request whose length is known for certain."""
+
+    def remaining(self, generated: int) -> float:
+        """As the function of that name; for gittins at the greatest level that is at most generated."""
+
+    def mean_remaining(self, generated: int) -> float:
+        """Expected remaining tokens, at least 1; for gittins at the same level."""
+
+    def next_rekey(self, generated: int) -> int:
+        """Tokens generated at which remaining is to be read again; 2**32 - 1 when it never is."""
+
+    @property
+    def score(self) -> float: ...
+    @property
+    def cap(self) -> int: ...
+    @property
+    def known(self) -> bool:
+        """Whether a readout gave the score; if not, it is the running mean of finished lengths."""
 
 def select_slots(
     remaining: npt.ArrayLike,

@@ -11,6 +11,7 @@ use pyo3::sync::MutexExt;
 use pyo3::types::PyType;
 
 use crate::error::{ReadoutError, to_py};
+use crate::order::{PyRemainingTable, counts, rule};
 use crate::readout::{Features, Pit, PyReadout, numbers, pit, same_number};
 
 fn options(batch: usize, forgetting: f64, dtype: &str) -> PyResult<OnlineOptions> {
@@ -261,6 +262,36 @@ impl PyLearner {
 
     fn predict<'py>(&self, py: Python<'py>, features: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<f32>>> {
         Ok(tokens(self.scores(py, features)?, self.max_tokens).into_pyarray(py))
+    }
+
+    #[pyo3(signature = (features, caps, *, kind="gittins", objective="ptl", seen=false))]
+    fn tables(
+        &self,
+        py: Python<'_>,
+        features: &Bound<'_, PyAny>,
+        caps: &Bound<'_, PyAny>,
+        kind: &str,
+        objective: &str,
+        seen: bool,
+    ) -> PyResult<Vec<PyRemainingTable>> {
+        let (order, objective) = rule(kind, objective)?;
+        let (features, caps) = (Features::new(features)?, counts("caps", caps)?);
+        let rows = features.rows()?;
+        let shared = self.inner.shared();
+        let one = |(i, &cap): (usize, &u32)| {
+            let (estimate, inner) = shared.table(rows.row(i)?, cap, order, objective, !seen)?;
+            Ok(PyRemainingTable { inner, known: estimate.known })
+        };
+        let all = || {
+            if rows.nrows() != caps.len() {
+                let text = format!("{} rows of features, {} caps", rows.nrows(), caps.len());
+                return Err(leap::Error::Readout(text));
+            }
+            caps.iter().enumerate().map(one).collect::<leap::Result<_>>()
+        };
+        // One row takes microseconds; to get the GIL back from another thread may take milliseconds.
+        let tables = if caps.len() == 1 { all() } else { py.detach(all) };
+        tables.map_err(to_py)
     }
 
     #[pyo3(signature = (features, lengths, censored=None))]

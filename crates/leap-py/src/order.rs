@@ -1,9 +1,10 @@
 use crate::error::to_py;
-use leap::remaining::{Objective, Order, remaining_many};
+use leap::remaining::{Objective, Order, RemainingTable, remaining_many};
 use leap::slots::select_by_remaining;
 use numpy::{AllowTypeChange, IntoPyArray, PyArray1, PyArrayLikeDyn};
 use pyo3::exceptions::{PyIndexError, PyKeyError};
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
 /// One or many numbers, in f64 whatever they came in.
 fn numbers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
@@ -17,7 +18,7 @@ fn numbers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
 }
 
 /// Counts of steps; read as f64 so that a negative one is seen and not wrapped.
-fn counts(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+pub fn counts(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let whole = |(i, x): (usize, f64)| {
         let fits = x >= 0.0 && x <= f64::from(u32::MAX) && x.fract() == 0.0;
         fits.then_some(x as u32).ok_or_else(|| {
@@ -44,6 +45,72 @@ fn remaining<'py>(
     let (generated, cap) = (numbers("generated", generated)?, numbers("cap", cap)?);
     let tokens = py.detach(|| remaining_many(order, objective, &score, &noise, &generated, &cap)).map_err(to_py)?;
     Ok(tokens.into_pyarray(py))
+}
+
+/// Remaining tokens of one request by tokens generated.
+#[pyclass(name = "RemainingTable", module = "leap_rs", frozen)]
+pub struct PyRemainingTable {
+    pub inner: RemainingTable,
+    pub known: bool,
+}
+
+/// Order and objective by their names.
+pub fn rule(kind: &str, objective: &str) -> PyResult<(Order, Objective)> {
+    Ok((kind.parse().map_err(to_py)?, objective.parse().map_err(to_py)?))
+}
+
+fn at_least_one(name: &str, tokens: u32) -> PyResult<u32> {
+    if tokens >= 1 { Ok(tokens) } else { Err(to_py(leap::Error::Config(format!("{name} is 0, must be at least 1")))) }
+}
+
+#[pymethods]
+impl PyRemainingTable {
+    #[new]
+    #[pyo3(signature = (score, noise, cap, *, kind = "gittins", objective = "ptl"))]
+    fn new(score: f32, noise: f64, cap: u32, kind: &str, objective: &str) -> PyResult<Self> {
+        let (order, objective) = rule(kind, objective)?;
+        let cap = at_least_one("cap", cap)?;
+        if !(score.is_finite() && noise.is_finite() && noise >= 0.0) {
+            let text = format!("score is {score}, noise {noise}: must be finite, and noise at least 0");
+            return Err(to_py(leap::Error::Config(text)));
+        }
+        Ok(Self { inner: RemainingTable::normal(order, objective, score, noise, cap), known: true })
+    }
+
+    #[classmethod]
+    #[pyo3(signature = (length, *, kind = "gittins", objective = "ptl"))]
+    fn of_length(_class: &Bound<'_, PyType>, length: u32, kind: &str, objective: &str) -> PyResult<Self> {
+        let (order, objective) = rule(kind, objective)?;
+        let length = at_least_one("length", length)?;
+        Ok(Self { inner: RemainingTable::of_length(order, objective, length), known: true })
+    }
+
+    fn remaining(&self, generated: u32) -> f64 {
+        self.inner.remaining(generated)
+    }
+
+    fn mean_remaining(&self, generated: u32) -> f64 {
+        self.inner.mean_remaining(generated)
+    }
+
+    fn next_rekey(&self, generated: u32) -> u32 {
+        self.inner.next_rekey(generated)
+    }
+
+    #[getter]
+    fn score(&self) -> f32 {
+        self.inner.score()
+    }
+
+    #[getter]
+    fn cap(&self) -> u32 {
+        self.inner.cap()
+    }
+
+    #[getter]
+    fn known(&self) -> bool {
+        self.known
+    }
 }
 
 #[pyfunction]
@@ -136,5 +203,6 @@ impl AgingQueue {
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(remaining, m)?)?;
     m.add_function(wrap_pyfunction!(select_slots, m)?)?;
+    m.add_class::<PyRemainingTable>()?;
     m.add_class::<AgingQueue>()
 }

@@ -8,6 +8,9 @@ use pyo3::types::PyType;
 use crate::error::{ReadoutError, to_py};
 use crate::readout::Features;
 
+/// Tokens up to which a prompt is pooled without giving up the GIL.
+const ATTACHED: usize = 4096;
+
 #[pyclass(name = "PromptFeatures", module = "leap_rs", frozen)]
 pub struct PyPromptFeatures {
     inner: PromptFeatures,
@@ -53,7 +56,11 @@ impl PyPromptFeatures {
     }
 
     fn pool<'py>(&self, py: Python<'py>, token_ids: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<f32>>> {
-        let features = with_ids(token_ids, |ids| py.detach(|| self.inner.pool(ids)))?.map_err(to_py)?;
+        // A short prompt takes microseconds; to get the GIL back from another thread may take milliseconds.
+        let pool = |ids: &[u32]| {
+            if ids.len() <= ATTACHED { self.inner.pool(ids) } else { py.detach(|| self.inner.pool(ids)) }
+        };
+        let features = with_ids(token_ids, pool)?.map_err(to_py)?;
         Ok(features.into_pyarray(py))
     }
 

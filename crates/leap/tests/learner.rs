@@ -11,6 +11,7 @@ use common::Directory;
 use common::traffic::{fitted, from_zero, row, traffic};
 use leap::Error;
 use leap::online::{Label, Learner, OnlineOptions, OnlineReadout};
+use leap::remaining::{Objective, Order, RemainingTable};
 use leap::rls::Precision;
 use leap::rows::Row;
 use ndarray::s;
@@ -105,4 +106,31 @@ fn dropping_a_busy_learner_learns_what_is_queued() {
         assert_eq!(shared.dropped(), 400 - taken as u64);
         assert_eq!(shared.fault(), None);
     }
+}
+
+#[test]
+fn a_row_that_was_seen_does_not_count_for_mean_and_scale() {
+    let (x, _) = traffic(17, 60, 8);
+    let start = from_zero(8, 30, 8, Precision::F64);
+    let mut alone = start.clone();
+    let learner = Learner::start(start, 100).unwrap();
+    let look =
+        |i: usize, counts| learner.shared().table(row(&x, i), 100, Order::Gittins, Objective::Ptl, counts).unwrap();
+    for i in 0..30 {
+        look(30 + i, false);
+        look(i, true);
+        alone.estimate(row(&x, i)).unwrap();
+    }
+    learner.flush().unwrap();
+    for i in 0..16 {
+        learner.shared().observe(row(&x, i), Label::Exact(100)).unwrap();
+        alone.observe(row(&x, i), Label::Exact(100)).unwrap();
+    }
+    learner.flush().unwrap();
+    let (estimate, table) = look(40, true);
+    assert_eq!(estimate, alone.estimate(row(&x, 40)).unwrap());
+    assert!(estimate.known);
+    assert_eq!((table.score(), table.cap()), (estimate.score, 100));
+    let expected = RemainingTable::new(Order::Gittins, Objective::Ptl, estimate.score, alone.noise(), 100);
+    assert_eq!(table.remaining(50), expected.remaining(50));
 }

@@ -1,8 +1,9 @@
 //! Remaining tokens against numerical integration, and the Gittins index against its definition and textbook cases.
 
+use leap::noise::Noise;
 use leap::remaining::{
-    GittinsTable, LEVELS, LengthDistribution, Objective, Order, countdown, gittins_at, level_index, next_level,
-    survival,
+    GittinsTable, LEVELS, LengthDistribution, Objective, Order, RemainingTable, countdown, gittins_at, level_index,
+    next_level, survival,
 };
 use proptest::prelude::*;
 
@@ -214,4 +215,40 @@ fn names_are_read_and_others_refused() {
     assert_eq!("e2el".parse::<Objective>().unwrap(), Objective::E2el);
     assert!("srpt".parse::<Order>().unwrap_err().to_string().contains("srpt"));
     assert!("PTL".parse::<Objective>().unwrap_err().to_string().contains("PTL"));
+}
+
+#[test]
+fn a_table_holds_what_each_order_says() {
+    let mut noise = Noise::new(1024);
+    (0..200).for_each(|i| noise.observe(12.0, f64::from(i % 7) - 3.0, 0.0));
+    let (score, cap) = (12.5f32, 700);
+    let m = f64::from(score);
+    for objective in [Objective::Ptl, Objective::E2el] {
+        let table = |order| RemainingTable::new(order, objective, score, &noise, cap);
+        let gittins = GittinsTable::new(&noise.distribution(m, cap), cap, objective);
+        for a in [0, 7, 8, 100, 156, 157, 699, 700, 5000] {
+            let real = f64::from(a);
+            assert_eq!(table(Order::Countdown).remaining(a), countdown(m, real));
+            let sigma = f64::from(noise.sigma(m) as f32);
+            assert_eq!(table(Order::Survival).remaining(a), survival(m, sigma, real, f64::from(cap)));
+            assert_eq!(table(Order::Survival).mean_remaining(a), table(Order::Survival).remaining(a));
+            assert_eq!(table(Order::Gittins).remaining(a), gittins.remaining(a));
+            assert_eq!(table(Order::Gittins).mean_remaining(a), gittins.mean_remaining(a));
+        }
+        assert_eq!(table(Order::Gittins).next_rekey(100), next_level(100));
+        assert_eq!(table(Order::Gittins).next_rekey(cap), u32::MAX);
+    }
+}
+
+#[test]
+fn a_known_length_orders_by_what_is_left_of_it() {
+    let table = |order, objective| RemainingTable::of_length(order, objective, 300);
+    for a in [0, 8, 128, 256] {
+        let left = f64::from(300 - a);
+        assert!((table(Order::Countdown, Objective::E2el).remaining(a) - left).abs() < 1e-3);
+        assert!((table(Order::Survival, Objective::E2el).remaining(a) - left).abs() < 1e-3);
+        // 1 / index = (L - a) / w, with w = 1 or 1 / L.
+        assert!((table(Order::Gittins, Objective::E2el).remaining(a) / left - 1.0).abs() < 1e-6);
+        assert!((table(Order::Gittins, Objective::Ptl).remaining(a) / (300.0 * left) - 1.0).abs() < 1e-6);
+    }
 }

@@ -11,6 +11,7 @@ use arc_swap::ArcSwap;
 use super::{Estimate, Label, OnlineReadout, Stage, known};
 use crate::noise::Noise;
 use crate::readout::Readout;
+use crate::remaining::{Objective, Order, RemainingTable};
 use crate::rows::Row;
 use crate::{Error, Result};
 
@@ -82,12 +83,34 @@ impl Shared {
     /// # Errors
     /// [`Error::Readout`] where the width is wrong or a feature is NaN or infinite.
     pub fn estimate(&self, row: Row) -> Result<Estimate> {
+        self.estimate_by(&self.current.load(), row, true)
+    }
+
+    /// The estimate and what it orders by, for a request that stops at `cap` tokens: score and noise are of the same
+    /// moment. `counts`: whether the row may count for mean and scale, as it does in [`Self::estimate`]; it must not
+    /// where a request is no sample of the traffic, or has been seen before.
+    ///
+    /// # Errors
+    /// As [`Self::estimate`].
+    pub fn table(
+        &self,
+        row: Row,
+        cap: u32,
+        order: Order,
+        objective: Objective,
+        counts: bool,
+    ) -> Result<(Estimate, RemainingTable)> {
         let snapshot = self.current.load();
+        let estimate = self.estimate_by(&snapshot, row, counts)?;
+        Ok((estimate, RemainingTable::new(order, objective, estimate.score, &snapshot.noise, cap)))
+    }
+
+    fn estimate_by(&self, snapshot: &Snapshot, row: Row, counts: bool) -> Result<Estimate> {
         if let Some(readout) = &snapshot.readout {
             return known(readout, row);
         }
         row.check(0, self.d)?;
-        if snapshot.warming {
+        if counts && snapshot.warming {
             // A row that finds the queue full is one of many: mean and scale do without it.
             let _ = self.queue.try_send(Message::Seen(row.to_f32_vec()));
         }

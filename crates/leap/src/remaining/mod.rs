@@ -4,9 +4,11 @@
 
 mod gittins;
 mod many;
+mod table;
 
 pub use gittins::{GittinsTable, LEVELS, LengthDistribution, gittins_at, level_index, next_level};
 pub use many::remaining_many;
+pub use table::RemainingTable;
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};

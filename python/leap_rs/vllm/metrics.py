@@ -1,0 +1,244 @@
+"""Numbers of the plugin, from the engine's process to the API server's `/metrics`.
+
+The two have no channel for numbers that vLLM does not know, so each engine writes a small memory-mapped file that says
+itself what it holds, and every API process reads the files of all engines: each scrape shows the same, whichever process
+answers it. A value is 8 aligned bytes that one thread writes and that are therefore never read in halves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import struct
+import tempfile
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from leap_rs._leap import LeapError
+from leap_rs.trace.files import reason
+
+MAGIC = b"LEAPMET1"
+_HEAD = struct.Struct("<8sQ")
+
+READOUTS = ("prompt", "state")
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_SECONDS = tuple(1e-6 * 2**i for i in range(15))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric. Counts are of engine requests: a prompt with n answers is n of them."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    label: str | None = None
+    values: tuple[str, ...] = ()
+    """Values of the label."""
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Numbers for each value of the label: of a histogram a count a bucket, one above all of them, and the sum."""
+        return len(self.buckets) + 2 if self.kind == "histogram" else 1
+
+
+def _by_readout(name: str, kind: Literal["counter", "gauge", "histogram"], text: str, *buckets: float) -> Metric:
+    return Metric(name, kind, text, "readout", READOUTS, buckets)
+
+
+LABEL_KINDS = ("exact", "censored", "forced", "aborted", "failed")
+METRICS = (
+    _by_readout("predictions", "counter", "Engine requests whose length a readout has predicted."),
+    _by_readout("prediction_seconds", "histogram", "Time that the scheduler spent on a prediction.", *_SECONDS),
+    _by_readout("predicted_tokens", "histogram", "Predicted output tokens, at most the request's own limit.", *_TOKENS),
+    Metric("output_tokens", "histogram", "Output tokens of finished engine requests that are labels.", buckets=_TOKENS),
+    _by_readout("absolute_error_tokens", "histogram", "|Predicted - actual| output tokens of labels.", *_TOKENS),
+    _by_readout("rank_correlation", "gauge", "Spearman's rank correlation over the window; NaN while undefined."),
+    Metric("labels", "counter", "Finished engine requests by what they say of lengths.", "kind", LABEL_KINDS),
+    _by_readout("dropped_labels", "counter", "Labels that found the learner's queue full."),
+    _by_readout("refused_rows", "counter", "Feature rows that could not be used (NaN, infinite, of another width)."),
+    _by_readout("updates", "counter", "Updates of a readout by finished requests, those of a resumed state included."),
+    _by_readout("armed_readout", "gauge", "1 where the schedule may follow a readout, else 0."),
+    Metric("mode", "gauge", "1 for the mode in force.", "mode", ("shadow", "armed")),
+    Metric("readout_version", "gauge", "Times that the predictions of live requests were renewed."),
+    Metric("rescored_requests", "counter", "Predictions of live engine requests that were renewed."),
+    Metric("state_saves", "counter", "Learned states that were saved.", "outcome", ("saved", "failed")),
+    Metric("gated_requests", "gauge", "Resident engine requests without a decode slot in the last step."),
+    Metric("slot_waits", "counter", "Steps that resident engine requests spent without a decode slot."),
+    Metric("wait_cap_promotions", "counter", "Engine requests that went first because they had waited for too long."),
+    Metric("evictions", "counter", "Residents that gave their KV cache to a waiting engine request."),
+    Metric("blocked_requests", "gauge", "Waiting engine requests that no order can admit (LoRA, grammar, remote KV)."),
+    Metric("captures_missed", "counter", "Engine requests that finished without their hidden state having come in."),
+)
+
+
+class MetricsWriter:
+    """The engine's side. Each metric is written by one thread."""
+
+    def __init__(self, values: npt.NDArray[np.float64], path: Path | None, mapped: mmap.mmap | None) -> None:
+        self._values = values
+        self._mapped = mapped
+        self.path = path
+        self._places = {(m.name, value): (at, m.buckets) for m, value, at in _places(METRICS)}
+        for readout in READOUTS:
+            self.set("rank_correlation", float("nan"), readout)
+
+    @classmethod
+    def create(cls, path: Path, *, model_name: str, engine: int) -> MetricsWriter:
+        """Writes a file of zeros and maps it.
+
+        Raises:
+            LeapError: It cannot be written.
+        """
+        metrics = [vars(m) for m in METRICS]
+        schema = {"model_name": model_name, "engine": str(engine), "pid": os.getpid(), "metrics": metrics}
+        text = json.dumps(schema).encode()
+        text += b" " * (-(len(text)) % 8)
+        size = 8 * sum(m.width * max(len(m.values), 1) for m in METRICS)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            private_directory(path.parent)
+            _sweep(path.parent)
+            temporary.write_bytes(_HEAD.pack(MAGIC, len(text)) + text + bytes(size))
+            with temporary.open("r+b") as file:
+                mapped = mmap.mmap(file.fileno(), 0)
+            temporary.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise LeapError(f"{path}: cannot be written: {reason(error)}") from error
+        values = np.frombuffer(mapped, dtype=np.float64, offset=_HEAD.size + len(text))
+        return cls(values, path, mapped)
+
+    @classmethod
+    def nowhere(cls) -> MetricsWriter:
+        """One that nobody reads, where there is no place for a file."""
+        return cls(np.zeros(sum(m.width * max(len(m.values), 1) for m in METRICS)), None, None)
+
+    def add(self, name: str, amount: float = 1.0, value: str = "") -> None:
+        """Adds to a counter or gauge."""
+        self._values[self._places[name, value][0]] += amount
+
+    def set(self, name: str, number: float, value: str = "") -> None:
+        """Sets a gauge, or a counter that is counted elsewhere."""
+        self._values[self._places[name, value][0]] = number
+
+    def observe(self, name: str, number: float, value: str = "") -> None:
+        """Adds one observation to a histogram."""
+        at, buckets = self._places[name, value]
+        self._values[at + bisect_left(buckets, number)] += 1.0
+        self._values[at + len(buckets) + 1] += number
+
+    def get(self, name: str, value: str = "") -> float:
+        """The number of a counter or gauge; of a histogram how often it was observed."""
+        at, buckets = self._places[name, value]
+        return float(self._values[at : at + len(buckets) + 1].sum() if buckets else self._values[at])
+
+    def close(self) -> None:
+        """Takes the file away; what is still written goes nowhere."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one engine's file held at one moment."""
+
+    model_name: str
+    engine: str
+    metrics: tuple[Metric, ...]
+    values: tuple[float, ...]
+
+    def series(self) -> Iterator[tuple[Metric, str, Sequence[float]]]:
+        """Each metric with each value of its label and its numbers."""
+        for metric, value, at in _places(self.metrics):
+            yield metric, value, self.values[at : at + metric.width]
+
+
+def read(path: Path) -> Reading | None:
+    """An engine's file; None where there is none that is whole, or its engine has ended without taking it away."""
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):
+        return None
+    with mapped:
+        if len(mapped) < _HEAD.size:
+            return None
+        magic, length = _HEAD.unpack_from(mapped)
+        if magic != MAGIC:
+            return None
+        schema = json.loads(mapped[_HEAD.size : _HEAD.size + length])
+        if not _alive(schema["pid"]):
+            return None
+        numbers = np.frombuffer(mapped, dtype=np.float64, offset=_HEAD.size + length)
+        # Number by number, each in one load: a copy of the whole would be one of bytes.
+        values = tuple(numbers.tolist())
+        del numbers
+    return Reading(schema["model_name"], schema["engine"], tuple(_metric(m) for m in schema["metrics"]), values)
+
+
+def _metric(fields: dict[str, Any]) -> Metric:
+    return Metric(**{**fields, "values": tuple(fields["values"]), "buckets": tuple(fields["buckets"])})
+
+
+def _places(metrics: Sequence[Metric]) -> Iterator[tuple[Metric, str, int]]:
+    at = 0
+    for metric, value in ((m, v) for m in metrics for v in (m.values or ("",))):
+        yield metric, value, at
+        at += metric.width
+
+
+def private_directory(path: Path) -> None:
+    """Makes a directory that only this user can write, or checks that it is one."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.lstat()
+    if path.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(1, "is not a directory that only this user can write", str(path))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _sweep(directory: Path) -> None:
+    """Takes away what engines whose server has ended have left beside `directory`."""
+    if not directory.name.isdigit():
+        return
+    for other in directory.parent.iterdir():
+        if other.name.isdigit() and not _alive(int(other.name)):
+            with contextlib.suppress(OSError):
+                for path in other.iterdir():
+                    path.unlink(missing_ok=True)
+                other.rmdir()
+
+
+def _root() -> Path:
+    return Path(tempfile.gettempdir()) / f"leap-rs-{os.getuid()}" / "metrics"
+
+
+def engine_path(engine: int, directory: Path | None = None) -> Path:
+    """Where an engine's process writes. Without a `directory`, under the process that started it."""
+    return (directory or _root() / str(os.getppid())) / f"engine-{engine}.metrics"
+
+
+def engine_files(directory: Path | None = None) -> list[Path]:
+    """The files that an API process reads: of the engines that it started, or that were started beside it."""
+    family = dict.fromkeys((os.getpid(), os.getppid()))
+    directories = [directory] if directory is not None else [_root() / str(pid) for pid in family]
+    return sorted(path for place in directories for path in place.glob("engine-*.metrics"))

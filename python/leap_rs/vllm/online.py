@@ -1,0 +1,383 @@
+"""Predicts the lengths of live requests and learns from those that finish: what the scheduler asks, and what it tells.
+
+The scheduler's thread pools a prompt, takes a dot product, looks into a table; it waits for nothing and takes no lock. A
+thread of the brain's own does the rest: it hands labels to the learners (which have a thread each), judges what was
+predicted, renews the predictions of live requests when weights have changed, saves the state and keeps the metrics.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from leap_rs._leap import LeapError, Learner, PromptFeatures, RemainingTable
+
+from .auto import ArmSettings, Judge, Judged
+from .labels import Limits, label
+from .metrics import MetricsWriter, engine_path
+from .opening import open_readouts
+from .settings import BrainSettings
+
+LOG = logging.getLogger("vllm.leap_rs")
+
+LENGTH_TERMS = 3
+POLL_S = 0.1
+RENEW_S = 0.25
+"""Renewing the live requests takes the interpreter from the scheduler for a moment; this often is fresh enough."""
+RENEW_SHARE = 0.1
+"""Most of the time of the brain's thread that renewing may take, however many requests are live."""
+CHUNK = 64
+LONG = 4096
+"""Prompts of more tokens are pooled by the brain's own thread: a step waits for none of them."""
+MOST_WAITING = 4096
+"""Finished requests that may wait to be learned with their rows: memory stays bounded where a disk hangs."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What one readout knows of a live request."""
+
+    row: npt.NDArray[Any]
+    table: RemainingTable
+    first: float | None
+    """The score when the row came in, before anything of the answer was known; None where no readout gave it."""
+
+
+@dataclass(slots=True)
+class Live:
+    """A request from its arrival to its end."""
+
+    limits: Limits
+    length: RemainingTable | None = None
+    """Where the client has settled it."""
+    known: dict[str, Known] = field(default_factory=dict)
+
+
+class OnlineBrain:
+    """The brain of one engine. `prompt_features` pools prompts; without, the prompt readout has their length alone."""
+
+    def __init__(self, settings: BrainSettings, prompt_features: PromptFeatures | None = None) -> None:
+        self.settings = settings
+        self._pooling = prompt_features
+        self._rule: dict[str, Any] = {"kind": settings.order, "objective": settings.objective}
+        self._told: set[str] = set()
+        self._live: dict[str, Live] = {}
+        self._done: deque[tuple[Live, str, int]] = deque()
+        self._long: deque[tuple[Live, Sequence[int]]] = deque()
+        self._predicted: deque[tuple[str, float, RemainingTable | None]] = deque()
+        self._overflow = 0
+        self._version = 0
+        self.fault: str | None = None
+        widths = {"prompt": prompt_features.width if prompt_features is not None else LENGTH_TERMS}
+        if settings.width is not None:
+            widths["state"] = settings.width
+        opened = open_readouts(settings, widths, lambda text: LOG.warning("leap: %s", text))
+        self._store = opened.store
+        self._learners = {name: Learner(readout) for name, readout in opened.readouts.items()}
+        self._finished, self._finished_tokens = opened.extra.get("finished", (0, 0))
+        judges = opened.extra.get("judges", {})
+        self._judges = {name: _judge(settings.arm, judges.get(name, {})) for name in widths}
+        self._renewed = {name: learner.updates for name, learner in self._learners.items()}
+        self._saved = dict(self._renewed)
+        self._next_renewal_s = 0.0
+        self._trusted = self._trust()
+        self._neutral = self._neutral_table()
+        self.metrics = self._open_metrics()
+        self._publish()
+        self._wake, self._stop = threading.Event(), False
+        self._settled: threading.Event | None = None
+        self._thread = threading.Thread(target=self._work, name="leap-brain", daemon=True)
+        self._thread.start()
+
+    # What the scheduler asks. None of it waits.
+
+    @property
+    def armed(self) -> bool:
+        """Whether the schedule may follow the predictions."""
+        if self.fault is not None or self.settings.mode == "shadow":
+            return False
+        return self.settings.mode == "armed" or any(judge.armed for judge in self._judges.values())
+
+    @property
+    def version(self) -> int:
+        """Grows when the predictions of live requests have changed, so that each is asked for once more."""
+        return self._version
+
+    @property
+    def trusted(self) -> tuple[str, ...]:
+        """The readouts whose predictions order, the better-informed first."""
+        return self._trusted
+
+    def arrived(
+        self, request_id: str, prompt_token_ids: Sequence[int], max_tokens: int, min_tokens: int, ignore_eos: bool
+    ) -> None:
+        """A request has come in."""
+        if request_id in self._live:
+            return
+        live = self._live[request_id] = Live(Limits(max(max_tokens, 1), min_tokens, ignore_eos))
+        if live.limits.forced:
+            live.length = RemainingTable.of_length(live.limits.max_tokens, **self._rule)
+        elif len(prompt_token_ids) > LONG:
+            self._long.append((live, prompt_token_ids))
+            self._wake.set()
+        elif len(prompt_token_ids) > 0:
+            self._predict("prompt", live, lambda: self._pool(prompt_token_ids))
+
+    def state(self, request_id: str, row: npt.NDArray[np.float32] | npt.NDArray[np.float16]) -> None:
+        """The hidden state of a request's last prompt token has come in."""
+        live = self._live.get(request_id)
+        if live is not None and not live.limits.forced and "state" in self._learners:
+            # The buffer that it lies in is written again in the next step.
+            self._predict("state", live, lambda: np.array(row))
+
+    def remaining_key(self, request_id: str, generated: int) -> float:
+        """Natural logarithm of the remaining length by the order in force; before any estimate, of the running mean."""
+        table = self._table(request_id)
+        return math.log((self._neutral.remaining(0)) if table is None else table.remaining(generated))
+
+    def mean_remaining(self, request_id: str, generated: int) -> float:
+        """Expected tokens to come."""
+        table = self._table(request_id)
+        return self._neutral.mean_remaining(0) if table is None else table.mean_remaining(generated)
+
+    def finished(
+        self, request_id: str, reason: Literal["stop", "length", "abort", "error"], output_tokens: int
+    ) -> None:
+        """A request has ended."""
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return
+        if len(self._done) >= MOST_WAITING:
+            live.known.clear()
+            self._overflow += 1
+        self._done.append((live, reason, output_tokens))
+        self._wake.set()
+
+    def settle(self) -> None:
+        """Waits until all that has finished is learned and the live requests have been renewed."""
+        settled = threading.Event()
+        self._settled = settled
+        self._wake.set()
+        while self._thread.is_alive() and not settled.wait(POLL_S):
+            pass
+
+    def close(self) -> None:
+        """Learns what is left, saves the state, and stops."""
+        if not self._stop:
+            self.settle()
+            self._stop = True
+            self._wake.set()
+            self._thread.join()
+            self._save(at_once=True)
+            if self._store is not None:
+                self._store.close()
+            self.metrics.close()
+
+    def _table(self, request_id: str) -> RemainingTable | None:
+        live = self._live.get(request_id)
+        if live is None:
+            return None
+        if live.length is not None:
+            return live.length
+        for name in self._trusted:
+            known = live.known.get(name)
+            if known is not None and known.table.known:
+                return known.table
+        return None
+
+    def _pool(self, prompt_token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        if self._pooling is None:
+            return PromptFeatures.length_features(len(prompt_token_ids))
+        return self._pooling.pool(np.asarray(prompt_token_ids, dtype=np.uint32))
+
+    def _predict(self, name: str, live: Live, row_of: Callable[[], npt.NDArray[Any]]) -> None:
+        began = time.perf_counter()
+        try:
+            row = row_of()
+            table = self._learners[name].tables(row, live.limits.max_tokens, **self._rule)[0]
+        except (LeapError, OverflowError, ValueError, TypeError) as error:
+            self._predicted.append((name, 0.0, None))
+            self._tell(f"refused {name}", f"a row of {name} features is not used, nor are others like it: {error}")
+            return
+        live.known[name] = Known(row, table, table.score if table.known else None)
+        if table.known:
+            self._predicted.append((name, time.perf_counter() - began, table))
+
+    # What the brain's own thread does.
+
+    def _work(self) -> None:
+        while not self._stop:
+            self._wake.wait(POLL_S)
+            self._wake.clear()
+            settled, self._settled = self._settled, None
+            try:
+                self._turn(at_once=settled is not None)
+            except Exception as error:
+                # Serving matters more than learning: what was predicted stays, and orders nothing.
+                self.fault = f"{type(error).__name__}: {error}"
+                LOG.exception("leap: learning has stopped, so the order is first come first served from now on")
+                return
+            finally:
+                if settled is not None:
+                    settled.set()
+
+    def _turn(self, *, at_once: bool) -> None:
+        if self._long:
+            while self._long:
+                live, prompt_token_ids = self._long.popleft()
+                self._predict("prompt", live, functools.partial(self._pool, prompt_token_ids))
+            self._version += 1
+        while self._done:
+            self._learn(*self._done.popleft())
+        if at_once:
+            self._flush()
+        self._neutral = self._neutral_table()
+        self._renew(at_once=at_once)
+        self._save()
+        self._publish()
+
+    def _flush(self) -> None:
+        for name, learner in self._learners.items():
+            try:
+                learner.flush()
+            except LeapError as error:  # noqa: PERF203
+                self._tell(f"fault {name}", f"the {name} readout has left labels out: {error}")
+
+    def _learn(self, live: Live, reason: str, output_tokens: int) -> None:
+        what = label(live.limits, reason, output_tokens)
+        self.metrics.add("labels", value=what.kind.value)
+        if not what.taught:
+            return
+        self._finished += 1
+        self._finished_tokens += min(what.tokens, self.settings.max_tokens)
+        self.metrics.observe("output_tokens", what.tokens)
+        if "state" in self._learners and "state" not in live.known:
+            self.metrics.add("captures_missed")
+        for name, known in live.known.items():
+            if known.first is not None:
+                self._judges[name].add(Judged(known.first, what.tokens, what.censored))
+                predicted = min(known.first**2, live.limits.max_tokens)
+                self.metrics.observe("absolute_error_tokens", abs(predicted - what.tokens), name)
+            self._learners[name].observe(known.row, [what.tokens], [what.censored])
+
+    def _renew(self, *, at_once: bool) -> None:
+        """Scores the live requests once more where weights have changed, and lets the scheduler know."""
+        trusted = self._trust()
+        if trusted != self._trusted:
+            self._trusted = trusted
+            self._version += 1
+            if self.settings.mode == "auto":
+                LOG.info("leap: readouts that have proven themselves: %s", ", ".join(trusted) or "none")
+        began = time.monotonic()
+        if not at_once and began < self._next_renewal_s:
+            return
+        updates = {name: learner.updates for name, learner in self._learners.items()}
+        stale = [name for name in updates if updates[name] != self._renewed[name]]
+        if not stale:
+            return
+        requests = list(self._live.values())
+        for name in stale:
+            live = [(one, known) for one in requests if (known := one.known.get(name)) is not None]
+            for at in range(0, len(live), CHUNK):
+                part = live[at : at + CHUNK]
+                rows = np.stack([known.row for _, known in part])
+                caps = [one.limits.max_tokens for one, _ in part]
+                tables = self._learners[name].tables(rows, caps, **self._rule, seen=True)
+                for (_, known), table in zip(part, tables, strict=True):
+                    known.table = table
+            self.metrics.add("rescored_requests", len(live))
+            self._renewed[name] = updates[name]
+        self._version += 1
+        ended = time.monotonic()
+        self._next_renewal_s = ended + max(RENEW_S, (ended - began) / RENEW_SHARE)
+
+    def _trust(self) -> tuple[str, ...]:
+        """The readouts whose predictions order, the better-informed first; all of them where arming is not by proof."""
+        by_proof = self.settings.mode == "auto"
+        return tuple(n for n in ("state", "prompt") if n in self._judges and (self._judges[n].armed or not by_proof))
+
+    def _neutral_table(self) -> RemainingTable:
+        """What a request without an estimate is ordered by: the running mean, the same for all."""
+        budget = self.settings.max_tokens
+        mean = self._finished_tokens / self._finished if self._finished else budget / 4
+        root = math.sqrt(max(mean, 1.0))
+        return RemainingTable(root, root / 2, budget, **self._rule)
+
+    def _save(self, *, at_once: bool = False) -> None:
+        if self._store is None:
+            return
+        updates = {name: learner.updates for name, learner in self._learners.items()}
+        unsaved = max(updates[name] - self._saved[name] for name in updates)
+        if unsaved < (1 if at_once else self.settings.state_every):
+            return
+        # Also where it fails: it is tried again after as many updates, not at every turn.
+        self._saved = updates
+        judges = {
+            name: {"armed": judge.armed, "seen": [[j.score, j.tokens, j.censored] for j in judge.seen]}
+            for name, judge in self._judges.items()
+        }
+        extra = {"judges": judges, "finished": [self._finished, self._finished_tokens]}
+        try:
+            self._store.save({name: learner.save for name, learner in self._learners.items()}, extra)
+        except LeapError as error:
+            self.metrics.add("state_saves", value="failed")
+            self._tell("state", f"the state is not saved, and the server goes on: {error}")
+            return
+        self.metrics.add("state_saves", value="saved")
+        if "state" in self._told:
+            self._told.discard("state")
+            LOG.info("leap: the state is saved again")
+
+    def _publish(self) -> None:
+        while self._predicted:
+            name, seconds, table = self._predicted.popleft()
+            if table is None:
+                self.metrics.add("refused_rows", value=name)
+            else:
+                self.metrics.add("predictions", value=name)
+                self.metrics.observe("prediction_seconds", seconds, name)
+                self.metrics.observe("predicted_tokens", min(table.score**2, table.cap), name)
+        for name, learner in self._learners.items():
+            judge = self._judges[name]
+            rho = math.nan if judge.correlation is None else judge.correlation
+            self.metrics.set("rank_correlation", rho, name)
+            self.metrics.set("updates", learner.updates, name)
+            self.metrics.set("dropped_labels", learner.dropped + self._overflow, name)
+            self.metrics.set("armed_readout", float(name in self._trusted and self.armed), name)
+            if learner.fault is not None:
+                self._tell(f"fault {name}", f"the {name} readout has left labels out: {learner.fault}")
+        self.metrics.set("readout_version", self._version)
+        self.metrics.set("mode", float(self.armed), "armed")
+        self.metrics.set("mode", float(not self.armed), "shadow")
+
+    # How it starts.
+
+    def _open_metrics(self) -> MetricsWriter:
+        settings = self.settings
+        path = engine_path(settings.engine, settings.metrics_dir)
+        try:
+            return MetricsWriter.create(path, model_name=settings.model, engine=settings.engine)
+        except LeapError as error:
+            LOG.warning("leap: no metrics: %s", error)
+            return MetricsWriter.nowhere()
+
+    def _tell(self, key: str, text: str) -> None:
+        """Warns, once of each kind: what recurs with every request would drown the log."""
+        if key not in self._told:
+            self._told.add(key)
+            LOG.warning("leap: %s", text)
+
+
+def _judge(settings: ArmSettings, saved: dict[str, Any]) -> Judge:
+    seen = [Judged(float(score), int(tokens), bool(censored)) for score, tokens, censored in saved.get("seen", ())]
+    return Judge(settings, seen, armed=bool(saved.get("armed", False)))

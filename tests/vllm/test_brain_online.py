@@ -1,0 +1,435 @@
+"""The brain on real rows: what it predicts, what it learns, when it arms; and that nothing wrong ends it."""
+
+import logging
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from traffic import Pooled, Traffic, real_traffic, stream
+
+from leap_rs._leap import Learner, OnlineReadout, PromptFeatures, RemainingTable
+from leap_rs.vllm.online import OnlineBrain
+from leap_rs.vllm.readouts import LearnSettings
+from leap_rs.vllm.settings import BrainSettings
+
+
+@pytest.fixture(scope="module")
+def real(traces: Path) -> Traffic:
+    return real_traffic(traces)
+
+
+class Brains:
+    """Makes brains and closes them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.made: list[OnlineBrain] = []
+
+    def __call__(self, traffic: Traffic | None = None, **options: object) -> OnlineBrain:
+        defaults: dict[str, object] = {"model": "m", "layer": 20, "max_tokens": 1024, "metrics_dir": self.directory}
+        if traffic is not None:
+            defaults["width"] = traffic.state.shape[1]
+        pooled = None if traffic is None else Pooled(traffic.prompt)
+        brain = OnlineBrain(BrainSettings(**{**defaults, **options}), pooled)  # type: ignore[arg-type]
+        self.made.append(brain)
+        return brain
+
+
+@pytest.fixture
+def brains(tmp_path: Path) -> Iterator[Brains]:
+    made = Brains(tmp_path / "metrics")
+    yield made
+    for brain in made.made:
+        brain.close()
+
+
+def head(traffic: Traffic, n: int) -> Traffic:
+    return Traffic(traffic.state[:n], traffic.prompt[:n], traffic.tokens[:n], traffic.stopped[:n])
+
+
+def test_it_arms_from_zero_on_real_requests(real: Traffic, brains: Brains) -> None:
+    brain = brains(real)
+    assert not brain.armed
+    trusted = np.array(stream(brain, real))
+    first_prompt, first_state = int(trusted[:, 0].argmax()), int(trusted[:, 1].argmax())
+    # The warm-up is 256 rows, and 50 predicted requests are the least that decides.
+    assert 256 + 50 <= first_state < 600
+    assert first_state < first_prompt < 900
+    assert trusted[first_prompt:].all(), "armed once, it stays"
+    assert brain.armed
+    assert brain.metrics.get("mode", "armed") == 1
+    stopped = int(real.stopped.sum())
+    assert brain.metrics.get("labels", "exact") == stopped
+    assert brain.metrics.get("labels", "censored") == len(real) - stopped
+    assert brain.metrics.get("rank_correlation", "state") > 0.2
+    assert brain.fault is None
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_features_never_arm(real: Traffic, brains: Brains, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    random = replace(
+        real,
+        state=rng.normal(size=(len(real), 64)).astype(np.float16),
+        prompt=rng.normal(size=(len(real), 32)).astype(np.float32),
+    )
+    brain = brains(random)
+    assert not np.array(stream(brain, random)).any()
+    assert brain.metrics.get("updates", "state") > 100
+    assert not brain.armed
+
+
+def test_the_modes(real: Traffic, brains: Brains) -> None:
+    few = head(real, 40)
+    armed, shadow = brains(few, mode="armed"), brains(few, mode="shadow")
+    assert armed.armed
+    stream(shadow, few)
+    assert not shadow.armed
+
+
+def test_the_key_is_the_log_of_the_readouts_own_table(real: Traffic, brains: Brains) -> None:
+    few = head(real, 400)
+    brain = brains(few, mode="armed", order="survival", learn=LearnSettings(warmup=64))
+    state = OnlineReadout.from_zero(576, max_tokens=1024, warmup=64, kind="state")
+    prompt = OnlineReadout.from_zero(259, max_tokens=1024, warmup=64, kind="prompt")
+    for i in range(399):
+        brain.arrived(f"r{i}", [i], 1024, 0, False)
+        brain.state(f"r{i}", few.state[i])
+        brain.settle()
+        brain.finished(f"r{i}", few.reason(i), int(few.tokens[i]))
+        for online, rows in ((prompt, few.prompt), (state, few.state)):
+            online.predict(rows[i])
+            online.observe(rows[i], [few.tokens[i]], [not few.stopped[i]])
+    brain.settle()
+    brain.arrived("last", [399], 700, 0, False)
+    for online, rows in ((prompt, few.prompt), (state, few.state)):
+        online.flush()
+        if online is state:
+            brain.state("last", rows[399])
+        score = float(online.score(rows[399])[0])
+        expected = RemainingTable(score, online.noise(score), 700, kind="survival")
+        for generated in (0, 5, 100, 699, 2000):
+            key = brain.remaining_key("last", generated)
+            assert key == pytest.approx(math.log(expected.remaining(generated)), rel=1e-3)
+        assert brain.mean_remaining("last", 50) == pytest.approx(expected.mean_remaining(50), rel=1e-2)
+
+
+def test_without_an_estimate_all_are_alike(real: Traffic, brains: Brains) -> None:
+    brain = brains(head(real, 10), mode="armed")
+    brain.arrived("a", [0], 1024, 0, False)
+    brain.arrived("b", [1], 16, 0, False)
+    keys = {brain.remaining_key(name, 0) for name in ("a", "b", "unheard of")}
+    assert len(keys) == 1
+    assert brain.mean_remaining("a", 0) == pytest.approx(1024 / 4, rel=0.3)
+    brain.finished("a", "stop", 900)
+    brain.settle()
+    assert brain.remaining_key("b", 0) > keys.pop()
+
+
+def test_a_readout_that_has_not_proven_itself_orders_nothing(real: Traffic, brains: Brains) -> None:
+    brain = brains(real, learn=LearnSettings(warmup=32))
+    few = head(real, 120)
+    stream(brain, few)
+    assert brain.metrics.get("predictions", "state") > 50
+    for i in (130, 131):
+        brain.arrived(f"r{i}", [i], 1024, 0, False)
+        brain.state(f"r{i}", real.state[i])
+    assert not brain.armed
+    assert brain.remaining_key("r130", 0) == brain.remaining_key("r131", 0)
+
+
+@pytest.mark.parametrize("order", ["gittins", "survival", "countdown"])
+def test_a_forced_length_is_known_and_teaches_nothing(real: Traffic, brains: Brains, order: str) -> None:
+    brain = brains(real, mode="armed", objective="e2el", order=order, learn=LearnSettings(warmup=8))
+    for i in range(300):
+        brain.arrived(f"r{i}", [i], 100 + i, 0, True)
+        brain.state(f"r{i}", np.full(576, np.nan, np.float32))
+        assert brain.remaining_key(f"r{i}", 8) == pytest.approx(math.log(92 + i), rel=1e-5)
+        brain.finished(f"r{i}", "length", 100 + i)
+    brain.settle()
+    assert brain.metrics.get("labels", "forced") == 300
+    assert brain.metrics.get("updates", "state") == brain.metrics.get("updates", "prompt") == 0
+    assert brain.metrics.get("refused_rows", "state") == 0
+    # Its rows are no sample of the traffic either: mean and scale still wait for their first row.
+    for i in range(8):
+        brain.arrived(f"s{i}", [i], 1024, 0, False)
+        brain.finished(f"s{i}", "stop", 10 + i)
+    brain.settle()
+    assert brain.metrics.get("updates", "prompt") == 1
+
+
+def test_a_benchmark_with_forced_lengths_stays_in_shadow(real: Traffic, brains: Brains) -> None:
+    brain = brains(real)
+    for i in range(300):
+        brain.arrived(f"r{i}", [i], 128, 0, True)
+        brain.state(f"r{i}", real.state[i])
+        brain.finished(f"r{i}", "length", 128)
+    brain.settle()
+    assert not brain.armed
+    assert brain.version == 0
+    assert math.isnan(brain.metrics.get("rank_correlation", "state"))
+
+
+def test_four_answers_of_one_prompt_are_four_requests(real: Traffic, brains: Brains) -> None:
+    brain = brains(real, learn=LearnSettings(warmup=2, batch=1), mode="armed")
+    stream(brain, head(real, 40))
+    before = brain.metrics.get("labels", "exact") + brain.metrics.get("labels", "censored")
+    names = [f"{i}_parent" for i in range(4)]
+    for name in names:
+        brain.arrived(name, [50], 1024, 0, False)
+        brain.arrived(name, [50], 1024, 0, False)
+        brain.state(name, real.state[50])
+    assert len({brain.remaining_key(name, 0) for name in names}) == 1
+    for name, tokens in zip(names, (30, 60, 90, 700), strict=True):
+        brain.finished(name, "stop", tokens)
+        brain.finished(name, "stop", tokens)
+    brain.settle()
+    assert brain.metrics.get("labels", "exact") + brain.metrics.get("labels", "censored") == before + 4
+    aborted = [f"{i}_gone" for i in range(4)]
+    for name in aborted:
+        brain.arrived(name, [51], 1024, 0, False)
+    for name in aborted:
+        brain.finished(name, "abort", 3)
+    brain.settle()
+    assert brain.metrics.get("labels", "aborted") == 4
+    assert len(brain._live) == 0
+
+
+def test_new_weights_renew_each_live_request_once(real: Traffic, brains: Brains) -> None:
+    brain = brains(real, mode="armed", order="countdown", learn=LearnSettings(warmup=16, batch=8))
+    stream(brain, head(real, 64))
+    live = range(100, 110)
+    for i in live:
+        brain.arrived(f"r{i}", [i], 1024, 0, False)
+        brain.state(f"r{i}", real.state[i])
+    brain.settle()
+    version, renewed = brain.version, brain.metrics.get("rescored_requests")
+    before = [brain.remaining_key(f"r{i}", 0) for i in live]
+    brain.settle()
+    assert brain.version == version, "nothing has been learned since"
+    for i in range(200, 208):
+        brain.arrived(f"r{i}", [i], 1024, 0, False)
+        brain.state(f"r{i}", real.state[i])
+        brain.finished(f"r{i}", "stop", 900)
+    brain.settle()
+    assert brain.version > version
+    # Both readouts of each of the ten.
+    assert brain.metrics.get("rescored_requests") == renewed + 20
+    after = [brain.remaining_key(f"r{i}", 0) for i in live]
+    assert all(a != b for a, b in zip(after, before, strict=True))
+    assert np.mean(after) > np.mean(before), "eight long answers were learned"
+
+
+def test_the_row_is_copied(real: Traffic, brains: Brains) -> None:
+    brain = brains(real, mode="armed", learn=LearnSettings(warmup=16))
+    stream(brain, head(real, 64))
+    buffer = real.state[70].copy()
+    brain.arrived("a", [70], 1024, 0, False)
+    brain.state("a", buffer)
+    buffer[:] = np.nan
+    for i in range(200, 208):
+        brain.arrived(f"r{i}", [i], 1024, 0, False)
+        brain.state(f"r{i}", real.state[i])
+        brain.finished(f"r{i}", "stop", 90)
+    brain.finished("a", "stop", 50)
+    brain.settle()
+    assert brain.fault is None
+    assert brain.metrics.get("refused_rows", "state") == 0
+
+
+def test_rows_that_cannot_be_used_are_refused_counted_and_told_once(
+    real: Traffic, brains: Brains, caplog: pytest.LogCaptureFixture
+) -> None:
+    brain = brains(real, mode="armed", learn=LearnSettings(warmup=16))
+    stream(brain, head(real, 64))
+    caplog.clear()
+    updates = brain.metrics.get("updates", "state")
+    bad = [np.full(576, np.nan), np.full(575, 1.0), np.full(576, np.inf)]
+    for i, row in enumerate(bad):
+        brain.arrived(f"bad{i}", [100 + i], 1024, 0, False)
+        by_prompt = brain.remaining_key(f"bad{i}", 0)
+        brain.state(f"bad{i}", row.astype(np.float32))
+        assert brain.remaining_key(f"bad{i}", 0) == by_prompt
+        brain.finished(f"bad{i}", "stop", 50)
+    brain.settle()
+    assert brain.metrics.get("refused_rows", "state") == 3
+    assert brain.metrics.get("updates", "state") == updates
+    assert brain.metrics.get("updates", "prompt") > updates
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(told) == 1
+    assert "NaN" in told[0] or "nan" in told[0]
+    # Whoever comes next is served as ever.
+    brain.arrived("good", [110], 1024, 0, False)
+    brain.state("good", real.state[110])
+    assert math.isfinite(brain.remaining_key("good", 0))
+
+
+def test_a_token_that_the_table_lacks_is_told(brains: Brains, caplog: pytest.LogCaptureFixture) -> None:
+    table = PromptFeatures(np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32), dim=4)
+    brain = OnlineBrain(BrainSettings("m", metrics_dir=brains.directory), table)
+    brains.made.append(brain)
+    brain.arrived("a", [1, 2, 49], 64, 0, False)
+    brain.arrived("b", [1, 50], 64, 0, False)
+    brain.arrived("c", [-1], 64, 0, False)
+    brain.arrived("d", [], 64, 0, False)
+    brain.settle()
+    assert brain.metrics.get("refused_rows", "prompt") == 2
+    assert math.isfinite(brain.remaining_key("b", 3))
+    assert sum("prompt features" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_a_long_prompt_is_pooled_aside_and_the_scheduler_told(brains: Brains) -> None:
+    brain = brains(mode="armed", learn=LearnSettings(warmup=32, lam=1.0))
+    rng = np.random.default_rng(0)
+    for i in range(100):
+        n = int(rng.integers(1, 400))
+        brain.arrived(f"r{i}", [7] * n, 1024, 0, False)
+        brain.finished(f"r{i}", "stop", 2 * n)
+    brain.settle()
+    neutral, version = brain.remaining_key("unheard of", 0), brain.version
+    for name, n in (("long", 5000), ("longer", 50_000)):
+        brain.arrived(name, [7] * n, 1024, 0, False)
+    brain.settle()
+    assert brain.version > version
+    assert brain.remaining_key("long", 0) > neutral
+    assert brain.metrics.get("predictions", "prompt") >= 2
+
+
+def test_without_a_table_the_length_of_the_prompt_predicts(brains: Brains) -> None:
+    brain = brains(mode="armed", learn=LearnSettings(warmup=32, lam=1.0))
+    rng = np.random.default_rng(0)
+    for i in range(400):
+        n = int(rng.integers(1, 400))
+        brain.arrived(f"r{i}", [7] * n, 1024, 0, False)
+        brain.finished(f"r{i}", "stop", 2 * n)
+    brain.settle()
+    brain.arrived("short", [7] * 20, 1024, 0, False)
+    brain.arrived("long", [7] * 380, 1024, 0, False)
+    assert brain.remaining_key("short", 0) < brain.remaining_key("long", 0)
+    assert brain.metrics.get("captures_missed") == 0
+
+
+def test_the_scheduler_waits_for_nobody(real: Traffic, brains: Brains) -> None:
+    """Every call comes back while the brain's own thread stands still and the learners' queues are full."""
+    brain = brains(real, mode="armed", learn=LearnSettings(warmup=16))
+    stream(brain, head(real, 64))
+    held, standing = threading.Event(), threading.Event()
+
+    def stand(_: object) -> None:
+        standing.set()
+        held.wait()
+
+    brain._learn, learn = (lambda *_: stand(None)), brain._learn  # type: ignore[method-assign, assignment]
+    brain.arrived("a", [70], 1024, 0, False)
+    brain.finished("a", "stop", 5)
+    assert standing.wait(60)
+    for i in range(100, 200):
+        brain.arrived(f"r{i}", [i], 1024, 0, False)
+        brain.state(f"r{i}", real.state[i])
+        assert math.isfinite(brain.remaining_key(f"r{i}", 3))
+        brain.finished(f"r{i}", "stop", 5)
+    assert brain.armed
+    labels = brain.metrics.get("labels", "exact")
+    brain._learn = learn  # type: ignore[method-assign]
+    held.set()
+    brain.settle()
+    assert brain.metrics.get("labels", "exact") == labels + 100
+
+
+def test_a_full_queue_drops_the_label_and_goes_on() -> None:
+    online = OnlineReadout.from_zero(4, max_tokens=64, warmup=2)
+    learner = Learner(online, capacity=1)
+    rows = np.random.default_rng(0).normal(size=(5000, 4)).astype(np.float32)
+    taken = sum(learner.observe(row, [5]) for row in rows)
+    learner.flush()
+    assert taken + learner.dropped == 5000
+
+
+def test_memory_stays_bounded_where_learning_stands_still(
+    real: Traffic, brains: Brains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leap_rs.vllm.online.MOST_WAITING", 10)
+    brain = brains(real)
+    held = threading.Event()
+    brain._turn, turn = (lambda **_: held.wait() and None), brain._turn  # type: ignore[method-assign, assignment, func-returns-value]
+    for i in range(30):
+        brain.arrived(f"r{i}", [i], 1024, 0, False)
+        brain.state(f"r{i}", real.state[i])
+        brain.finished(f"r{i}", "stop", 5)
+    assert sum(bool(live.known) for live, _, _ in brain._done) == 10
+    brain._turn = turn  # type: ignore[method-assign]
+    held.set()
+    brain.settle()
+    assert brain.metrics.get("labels", "exact") == 30
+    assert brain.metrics.get("dropped_labels", "state") == 20
+
+
+def test_a_fault_in_learning_disarms_and_serves_on(
+    real: Traffic, brains: Brains, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    brain = brains(real, mode="armed")
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(brain, "_learn", broken)
+    brain.arrived("a", [0], 64, 0, False)
+    brain.finished("a", "stop", 5)
+    brain.settle()
+    assert brain.fault == "RuntimeError: out of luck"
+    assert not brain.armed
+    assert "first come first served" in caplog.text
+    brain.arrived("b", [1], 64, 0, False)
+    assert math.isfinite(brain.remaining_key("b", 0))
+    brain.finished("b", "stop", 5)
+
+
+def test_a_fitted_readout_predicts_from_the_first_request(real: Traffic, traces: Path, brains: Brains) -> None:
+    brain = brains(
+        real, mode="armed", model="HuggingFaceTB/SmolLM2-135M-Instruct", readout=traces / "readout.safetensors"
+    )
+    brain.arrived("a", [0], 1024, 0, False)
+    by_prompt = brain.remaining_key("a", 0)
+    brain.state("a", real.state[0])
+    brain.settle()
+    assert brain.metrics.get("predictions", "prompt") == brain.metrics.get("predictions", "state") == 1
+    assert brain.remaining_key("a", 0) != by_prompt
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"model": "Qwen3-8B"}, "is for model SmolLM2-135M-Instruct, not for Qwen3-8B"),
+        ({"layer": 25}, "is for layer 20, not for layer 25"),
+        ({"width": 4096}, "reads 576 features, the model gives 4096"),
+    ],
+)
+def test_a_wrong_readout_is_told_and_learning_starts_from_zero(
+    real: Traffic, traces: Path, brains: Brains, caplog: pytest.LogCaptureFixture, options: dict[str, object], why: str
+) -> None:
+    given = {"model": "SmolLM2-135M-Instruct", "readout": traces / "readout.safetensors", **options}
+    brain = brains(real, mode="armed", **given)
+    assert why in caplog.text
+    assert "learns from zero" in caplog.text
+    brain.arrived("a", [0], 1024, 0, False)
+    brain.state("a", real.state[0])
+    brain.settle()
+    assert brain.metrics.get("predictions", "state") == 0
+    assert math.isfinite(brain.remaining_key("a", 0))
+
+
+def test_a_missing_readout_is_told(
+    real: Traffic, tmp_path: Path, brains: Brains, caplog: pytest.LogCaptureFixture
+) -> None:
+    brains(real, readout=tmp_path / "none.safetensors")
+    assert "none.safetensors" in caplog.text
+    assert "learns from zero" in caplog.text
+
+
+def test_it_is_what_the_scheduler_asks_for(brains: Brains) -> None:
+    protocol = pytest.importorskip("leap_rs.vllm.brain").Brain
+    assert isinstance(brains(), protocol)

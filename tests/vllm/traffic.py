@@ -1,0 +1,76 @@
+"""Real requests, by numbers, for tests of what learns from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from leap_rs.vllm.online import OnlineBrain
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests in the order in which they come; `state` and `prompt` are their feature rows."""
+
+    state: np.ndarray
+    prompt: np.ndarray
+    tokens: np.ndarray
+    stopped: np.ndarray
+    max_tokens: int = 1024
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def reason(self, i: int) -> Any:
+        return "stop" if self.stopped[i] else "length"
+
+
+def real_traffic(traces: Path, names: Sequence[str] = ("chat", "instruct", "sharegpt"), seed: int = 0) -> Traffic:
+    """The committed traces one after the other."""
+    frame = pl.concat([pl.read_parquet(traces / f"{name}.parquet") for name in names], how="diagonal")
+    del seed
+    return Traffic(
+        frame["features"].to_numpy(),
+        frame["prompt_features"].to_numpy(),
+        frame["output_tokens"].to_numpy(),
+        (frame["finish_reason"] == "stop").to_numpy(),
+    )
+
+
+class Pooled:
+    """Stands where PromptFeatures stands: the one token of a prompt is the number of its row."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows = rows
+        self.width = rows.shape[1]
+
+    def pool(self, token_ids: np.ndarray) -> np.ndarray:
+        return self.rows[int(token_ids[0])]
+
+
+def stream(
+    brain: OnlineBrain, traffic: Traffic, *, flying: int = 32, settle: int = 8, start: int = 0
+) -> list[tuple[bool, bool]]:
+    """Sends the requests through a brain, `flying` at a time. Returns after each end which readouts were trusted."""
+    trusted = []
+
+    def end(i: int) -> None:
+        brain.finished(f"r{i}", traffic.reason(i), int(traffic.tokens[i]))
+        if i % settle == 0:
+            brain.settle()
+        trusted.append(("prompt" in brain.trusted, "state" in brain.trusted))
+
+    for i in range(start, len(traffic)):
+        brain.arrived(f"r{i}", [i], traffic.max_tokens, 0, False)
+        brain.state(f"r{i}", traffic.state[i])
+        if i - start >= flying:
+            end(i - flying)
+    for i in range(max(len(traffic) - flying, start), len(traffic)):
+        end(i)
+    brain.settle()
+    return trusted

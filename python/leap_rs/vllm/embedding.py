@@ -17,7 +17,8 @@ from leap_rs._leap import ConfigError, LeapError, PromptFeatures
 if TYPE_CHECKING:
     from torch import nn
 
-_log = logging.getLogger(__name__)
+# Below vLLM's own logger, so that lines come out in its format.
+LOG = logging.getLogger("vllm.leap_rs")
 _BATCH = 8192
 
 
@@ -61,7 +62,7 @@ def write_table(model: nn.Module, vocabulary: int, path: Path | None) -> None:
         PromptFeatures(array).save(path)
     except LeapError as error:
         path.unlink(missing_ok=True)
-        _log.warning("leap: no prompt features but the length: %s", error)
+        LOG.warning("leap: no prompt features but the length: %s", error)
 
 
 def load_table(vllm_config: Any) -> PromptFeatures | None:
@@ -70,7 +71,7 @@ def load_table(vllm_config: Any) -> PromptFeatures | None:
     try:
         return PromptFeatures.load(path)
     except LeapError as error:
-        _log.warning("leap: no prompt features but the length: %s", error)
+        LOG.warning("leap: no prompt features but the length: %s", error)
         return None
     finally:
         path.unlink(missing_ok=True)

@@ -13,7 +13,8 @@ from typing import Any
 
 from leap_rs._leap import ConfigError
 
-_log = logging.getLogger(__name__)
+# Below vLLM's own logger, so that lines come out in its format.
+LOG = logging.getLogger("vllm.leap_rs")
 _MARK = "leap_registered"
 TAP_KEY = "leap_tap"
 
@@ -96,7 +97,7 @@ def tap_model(runner: Any, vllm_config: Any) -> None:
     _mark_compilation(vllm_config, fingerprint(site.name), OPERATOR)
     if answers:
         connect(runner, tap)
-    _log.info(
+    LOG.info(
         "leap: reading the hidden state after %d of %d decoder layers of %s", site.number, depth, type(model).__name__
     )
 

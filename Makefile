@@ -21,6 +21,8 @@ export PIP_QUIET := 1
 export PATH := $(VENV)/bin:$(PATH)
 
 SETUP := .venv/.setup
+VENV_VLLM := $(CURDIR)/.venv-vllm
+SETUP_VLLM := .venv-vllm/.setup
 EXTENSION := python/leap_rs/_leap.abi3.so
 WHEEL := dist/.built
 RUST := $(shell find crates -name '*.rs' -not -path '*/tests/*' -not -path '*/benches/*') \
@@ -74,6 +76,16 @@ test-python: develop browser
 test: test-rust ## all tests, the Rust core's and pytest's (PYTEST_ARGS='-m "not slow"' leaves out the wheel)
 	@$(MAKE) --no-print-directory test-python
 
+$(SETUP_VLLM): pyproject.toml scripts/install-vllm.sh | system
+	PYTHON='$(PYTHON)' scripts/install-vllm.sh
+	touch $@
+
+# Both environments share the extension module; here the package is installed too, so that vLLM finds its entry points.
+.PHONY: test-vllm
+test-vllm: develop $(SETUP_VLLM) ## the tests on the real vLLM (its CPU build, in .venv-vllm: 6 GB)
+	VIRTUAL_ENV='$(VENV_VLLM)' maturin develop --release --locked
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
+
 .PHONY: test-lowest
 test-lowest: $(WHEEL) ## the quick Python tests against the lowest versions of the dependencies
 	scripts/test-lowest.sh
@@ -120,5 +132,5 @@ traces: develop ## make the committed traces again from the measured data in DAT
 
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf .venv dist target python/leap_rs/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .cache dist target python/leap_rs/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find python tests benches -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -84,7 +84,7 @@ class _Levers:
         self.leap_options: LeapOptions = options
         super().__init__(*args, **kwargs)
         if brain is None:
-            brain = _brain_of(config, options)
+            brain = Watcher() if prefills_only else _brain_of(config, options)
         self.leap: Ranker = Ranker(brain, options, clock, labels=not prefills_only)
         self._leap_version = self.leap.version
         self._leap_armed = False
@@ -326,6 +326,8 @@ def _refuse(config: Any, options: LeapOptions) -> None:
         )
     if config.model_config.runner_type != "generate":
         raise ConfigError(f"runner {config.model_config.runner_type!r}: only generation has lengths to predict")
+    if options.record is not None:
+        raise ConfigError("additional_config: leap: record: this version writes no traces from a running server")
     if options.has("evict") and config.kv_transfer_config is not None:
         raise ConfigError("additional_config: leap: levers: evict cannot be used with a KV connector")
     seats = config.scheduler_config.max_num_seqs
@@ -338,5 +340,19 @@ def _prefills_only(config: Any) -> bool:
     return transfer is not None and getattr(transfer, "kv_role", None) == "kv_producer"
 
 
-def _brain_of(config: Any, options: LeapOptions) -> Brain:  # noqa: ARG001
-    return Watcher()
+def _brain_of(config: Any, options: LeapOptions) -> Brain:
+    from .decoder import layer_number
+    from .embedding import load_table
+    from .online import OnlineBrain
+    from .settings import BrainSettings
+
+    model, parallel = config.model_config, config.parallel_config
+    settings = BrainSettings.from_options(
+        options,
+        model=model.served_model_name if isinstance(model.served_model_name, str) else model.model,
+        layer=layer_number(model.hf_text_config.num_hidden_layers, options.layer),
+        width=model.get_hidden_size(),
+        max_model_len=model.max_model_len,
+        engine=getattr(parallel, "data_parallel_index", None) or getattr(parallel, "data_parallel_rank", 0) or 0,
+    )
+    return OnlineBrain(settings, load_table(config))

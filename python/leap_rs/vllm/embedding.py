@@ -1,0 +1,77 @@
+"""The table of projected input embeddings, from the worker that holds the weights to the scheduler that pools prompts.
+
+The worker asks the loaded model itself for the embedding of every token, so that a quantised or sharded table needs no
+code of its own. The scheduler maps the file and removes its name at once: nothing stays behind, however the engine ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leap_rs._leap import ConfigError, LeapError, PromptFeatures
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Below vLLM's own logger, so that lines come out in its format.
+LOG = logging.getLogger("vllm.leap_rs")
+_BATCH = 8192
+
+
+def table_path(vllm_config: Any) -> Path:
+    """Where the worker and the scheduler of one engine meet; in a directory that only this user can write."""
+    directory = Path(tempfile.gettempdir()) / f"leap-rs-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    status = directory.lstat()
+    if directory.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise ConfigError(f"{directory}: is not a directory that only this user can write; remove it or set TMPDIR")
+    parallel = vllm_config.parallel_config
+    index = getattr(parallel, "data_parallel_index", None) or getattr(parallel, "data_parallel_rank", 0)
+    return directory / f"embedding-{vllm_config.instance_id}-{index}"
+
+
+def write_table(model: nn.Module, vocabulary: int, path: Path | None) -> None:
+    """Projects a loaded model's input embeddings and writes the table.
+
+    Args:
+        model: The text model.
+        vocabulary: Tokens that it knows.
+        path: The file. None on the ranks that only take part in looking up a sharded table.
+    """
+    import torch
+
+    embed = getattr(model, "embed_input_ids", None) or model.get_input_embeddings
+    device = next(model.parameters()).device
+    parts = []
+    with torch.inference_mode():
+        for start in range(0, vocabulary, _BATCH):
+            ids = torch.arange(start, min(start + _BATCH, vocabulary), device=device)
+            part = embed(ids)
+            if path is not None:
+                parts.append(part.cpu())
+    if path is None:
+        return
+    table = torch.cat(parts)
+    # NumPy has no bfloat16; the core takes its bits.
+    array = table.view(torch.uint16).numpy() if table.dtype == torch.bfloat16 else table.numpy()
+    try:
+        PromptFeatures(array).save(path)
+    except LeapError as error:
+        path.unlink(missing_ok=True)
+        LOG.warning("leap: no prompt features but the length: %s", error)
+
+
+def load_table(vllm_config: Any) -> PromptFeatures | None:
+    """The table that this engine's worker wrote, mapped; None, and a warning, where there is none."""
+    path = table_path(vllm_config)
+    try:
+        return PromptFeatures.load(path)
+    except LeapError as error:
+        LOG.warning("leap: no prompt features but the length: %s", error)
+        return None
+    finally:
+        path.unlink(missing_ok=True)

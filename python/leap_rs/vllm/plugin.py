@@ -1,0 +1,128 @@
+"""The entry point `vllm.general_plugins`: vLLM calls `register` in each of its processes, in every run.
+
+So it does next to nothing: it has vLLM tell it about each worker that is made, and leaves the worker alone unless the run
+asks for leap-rs. Where it does, the worker taps its model right after having loaded it, before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from leap_rs._leap import ConfigError
+
+# Below vLLM's own logger, so that lines come out in its format.
+LOG = logging.getLogger("vllm.leap_rs")
+_MARK = "leap_registered"
+TAP_KEY = "leap_tap"
+
+
+def register() -> None:
+    """Makes vLLM's workers tap the models that they load, where a run asks for it. Calling it again changes nothing."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    # Not the creation of a worker: a worker's process loads its plugins only in the midst of that.
+    original = WorkerWrapperBase.init_device
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def init_device(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if selected(self.vllm_config):
+            _tap_when_loaded(self.worker, self.vllm_config)
+        return original(self, *args, **kwargs)
+
+    setattr(init_device, _MARK, True)
+    WorkerWrapperBase.init_device = init_device
+
+
+def selected(vllm_config: Any) -> bool:
+    """Whether a run asks for leap-rs: by its scheduler, or by options for it."""
+    if getattr(vllm_config.model_config, "runner_type", "generate") != "generate":
+        return False
+    scheduler = vllm_config.scheduler_config.scheduler_cls
+    module = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "")
+    return str(module).startswith("leap_rs.vllm") or _options(vllm_config) is not None
+
+
+def _options(vllm_config: Any) -> Mapping[str, Any] | None:
+    additional = vllm_config.additional_config
+    options = additional.get("leap") if isinstance(additional, Mapping) else None
+    return options if isinstance(options, Mapping) else None
+
+
+def _tap_when_loaded(worker: Any, vllm_config: Any) -> None:
+    original = worker.load_model
+
+    def load_model(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(vllm_config):
+            tap_model(worker.model_runner, vllm_config)
+        return result
+
+    worker.load_model = load_model
+
+
+def tap_model(runner: Any, vllm_config: Any) -> None:
+    """Taps the model that a model runner has loaded and writes the table of its projected embeddings.
+
+    Raises:
+        ConfigError: The model, or the way in which it is spread over devices, is none that can be tapped.
+    """
+    from vllm.distributed import get_pp_group, get_tensor_model_parallel_rank
+
+    from .capture import OPERATOR, Tap, fingerprint, install
+    from .decoder import find_site, language_model
+    from .embedding import table_path, write_table
+    from .transport import connect
+
+    _check_parallel(vllm_config)
+    model_config = vllm_config.model_config
+    model = runner.get_model()
+    depth = model_config.hf_text_config.num_hidden_layers
+    answers = get_tensor_model_parallel_rank() == 0
+    if get_pp_group().is_first_rank:
+        path = table_path(vllm_config) if answers else None
+        write_table(language_model(model), model_config.get_vocab_size(), path)
+    site = find_site(model, depth, (_options(vllm_config) or {}).get("layer"))
+    if site is None:
+        return
+    rows = vllm_config.scheduler_config.max_num_seqs
+    tap = Tap(rows, model_config.get_hidden_size(), model_config.dtype, next(site.layer.parameters()).device)
+    install(site.layer, site.name, tap)
+    _mark_compilation(vllm_config, fingerprint(site.name), OPERATOR)
+    if answers:
+        connect(runner, tap)
+    LOG.info(
+        "leap: reading the hidden state after %d of %d decoder layers of %s", site.number, depth, type(model).__name__
+    )
+
+
+def _check_parallel(vllm_config: Any) -> None:
+    parallel = vllm_config.parallel_config
+    if getattr(parallel, "enable_dbo", False) or getattr(parallel, "ubatch_size", 0):
+        raise ConfigError(
+            "leap: a batch that is split into microbatches (--enable-dbo, --ubatch-size) cannot be tapped"
+        )
+    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+        raise ConfigError("leap: prompts that are split over devices (prefill context parallelism) cannot be tapped")
+    passes = vllm_config.compilation_config.pass_config
+    if parallel.tensor_parallel_size > 1 and getattr(passes, "enable_sp", False):
+        raise ConfigError("leap: a residual stream that is split over devices (enable_sp) cannot be tapped")
+
+
+def _mark_compilation(vllm_config: Any, fingerprint: str, operator: str) -> None:
+    """Lets vLLM's compile cache tell a tapped model from the same model untapped, and breaks CUDA graphs at the tap.
+
+    Between the pieces of a graph Python runs, so that the rows leave for the CPU while the later layers still compute.
+    """
+    additional = vllm_config.additional_config
+    if isinstance(additional, dict):
+        additional[TAP_KEY] = fingerprint
+    splitting = vllm_config.compilation_config.splitting_ops
+    if splitting and operator not in splitting:
+        splitting.append(operator)

@@ -1,0 +1,72 @@
+"""Takes the rows of a step from the worker to the scheduler.
+
+The scheduler says in `SchedulerOutput.leap_positions` where in a request's part of the step its last prompt token lies.
+The model runner knows where each request's part starts. The rows come back in `ModelRunnerOutput.leap_rows`, when the
+output itself does: both are plain attributes of objects that vLLM hands over anyway, also between processes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from leap_rs._leap import ConfigError
+
+from .capture import Parcel, Tap
+
+POSITIONS = "leap_positions"
+ROWS = "leap_rows"
+_MARK = "leap_transport"
+
+
+def connect(runner: Any, tap: Tap) -> None:
+    """Makes a model runner, of either kind that vLLM has, ask for the rows and attach them. Once for each runner."""
+    if getattr(runner, _MARK, False):
+        return
+    prepare, batch = _preparation(runner)
+    original, sample = getattr(runner, prepare), runner.sample_tokens
+
+    def prepare_inputs(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = original(scheduler_output, *args, **kwargs)
+        positions = getattr(scheduler_output, POSITIONS, None)
+        if not positions:
+            tap.aim((), (), (), torch.empty(0))
+            return prepared
+        request_ids, starts = batch(prepared)
+        wanted = [(name, place) for place, name in enumerate(request_ids) if name in positions]
+        names, places = [name for name, _ in wanted], [place for _, place in wanted]
+        tap.aim(names, places, [positions[name] for name in names], starts)
+        return prepared
+
+    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+        parcel = tap.collect()
+        output = sample(*args, **kwargs)
+        return output if parcel is None or output is None else _attach(output, parcel)
+
+    setattr(runner, prepare, prepare_inputs)
+    runner.sample_tokens = sample_tokens
+    setattr(runner, _MARK, True)
+
+
+def _preparation(runner: Any) -> tuple[str, Callable[[Any], tuple[Sequence[str], torch.Tensor]]]:
+    """The method after which the order of the batch is final, and how to read it from there."""
+    if callable(getattr(runner, "prepare_inputs", None)):
+        return "prepare_inputs", lambda prepared: (prepared.req_ids, prepared.query_start_loc)
+    if callable(getattr(runner, "_prepare_inputs", None)):
+        return "_prepare_inputs", lambda _: (runner.input_batch.req_ids, runner.query_start_loc.gpu)
+    raise ConfigError(f"leap: vLLM's {type(runner).__name__} has no prepare_inputs: this version of vLLM is not known")
+
+
+def _attach(output: Any, parcel: Parcel) -> Any:
+    """The output with the rows, or one that will have them once its own tokens have arrived."""
+    get_output = getattr(output, "get_output", None)
+    if get_output is None:
+        # vLLM keeps one empty output for all steps that have none.
+        output = copy.copy(output)
+        setattr(output, ROWS, parcel.rows())
+        return output
+    output.get_output = lambda: _attach(get_output(), parcel)
+    return output

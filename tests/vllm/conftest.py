@@ -1,0 +1,192 @@
+"""Engines of the real vLLM and models for them. Everything that loads PyTorch runs in a process of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parent.parent
+CACHE = REPOSITORY / ".cache" / "vllm-tests"
+DEFAULTS = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 512,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "enable_chunked_prefill": True,
+    "block_size": 32,
+    "seed": 0,
+}
+
+
+def has_vllm() -> bool:
+    # This directory's own name makes an empty package of that name for Python.
+    found = importlib.util.find_spec("vllm")
+    return found is not None and found.origin is not None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("vllm") and not has_vllm():
+            item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an engine gave: an entry of `results` a prompt, and entries of `rows` for each captured prompt; or an error."""
+
+    results: list[dict[str, Any]]
+    rows: dict[tuple[int, ...], list[dict[str, Any]]]
+    asynchronous: bool
+    error: str
+    log: str
+
+
+@contextmanager
+def engine_lock() -> Iterator[None]:
+    """Holds other engines of this machine off, where several test runs share it."""
+    with Path(os.environ.get("LEAP_ENGINE_LOCK", tempfile.gettempdir() + "/leap-engine.lock")).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of a process with vLLM and the plugin in it."""
+    paths = [str(REPOSITORY / "python"), str(HERE)]
+    entry = "leap_rs.vllm.plugin:register"
+    if entry not in {point.value for point in importlib.metadata.entry_points(group="vllm.general_plugins")}:
+        # The package is on the path but not installed: what an installation would have written.
+        info = tmp_path_factory.mktemp("site") / "leap_rs.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: leap-rs\nVersion: 0\n")
+        (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\nleap = {entry}\n")
+        paths.append(str(info.parent))
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
+        # What torch.compile makes is kept between engines of one test run and not between test runs.
+        "VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("vllm-cache")),
+    }
+
+
+def _python(environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def model(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a model: `real`, which is kept in the checkout's cache, or a small random one of a family."""
+
+    def make(name: str) -> Path:
+        path = CACHE / name if name == "real" else tmp_path_factory.getbasetemp() / f"model-{name}"
+        if not (path / "config.json").exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+                made = _python(environment, HERE / "vllm_models.py", name, Path(temporary) / "model")
+                assert made.returncode == 0, made.stderr
+                (Path(temporary) / "model").rename(path)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tokenised(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list[int]]]:
+    """Tokens of user messages in a model's chat template."""
+
+    def tokens(path: Path, texts: Sequence[str]) -> list[list[int]]:
+        out = _computed(environment, tmp_path_factory.mktemp("tokens"), "tokens", path, list(texts), "json")
+        made: list[list[int]] = json.loads(out.read_text())
+        return made
+
+    return tokens
+
+
+@pytest.fixture(scope="session")
+def reference(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """transformers' hidden states of prompts and the embedding table."""
+
+    def states(path: Path, prompts: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+        values = [list(prompt) for prompt in prompts]
+        return dict(np.load(_computed(environment, tmp_path_factory.mktemp("states"), "states", path, values, "npz")))
+
+    return states
+
+
+def _computed(environment: dict[str, str], directory: Path, what: str, model: Path, values: Any, kind: str) -> Path:
+    given, out = directory / "in.json", directory / f"out.{kind}"
+    given.write_text(json.dumps(values))
+    made = _python(environment, HERE / "vllm_models.py", what, model, given, out)
+    assert made.returncode == 0, made.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def engines(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Run]]:
+    """Runs engines of vLLM one after the other in one process and returns what came out of each.
+
+    An engine is a mapping: `batches` of prompts, `asynchronous`, `stock` (vLLM's own scheduler), `leap` (options of the
+    plugin), and whatever else vLLM's `LLM` takes. Most of the time goes into starting Python with vLLM.
+    """
+
+    def run(
+        path: Path, engines: dict[str, dict[str, Any]], *, processes: bool = False, plugins: bool = True
+    ) -> dict[str, Run]:
+        out = tmp_path_factory.mktemp("engines")
+        entries = []
+        for number, engine in enumerate(engines.values()):
+            given = dict(engine)
+            batches, asynchronous = given.pop("batches"), given.pop("asynchronous", False)
+            options = {**DEFAULTS, "model": str(path), "additional_config": {"leap": given.pop("leap", {})}}
+            if not given.pop("stock", False):
+                options["scheduler_cls"] = "vllm_scheduler.RowScheduler"
+            (out / str(number)).mkdir()
+            entries.append({"engine": {**options, **given}, "batches": batches, "asynchronous": asynchronous})
+        (out / "engines.json").write_text(json.dumps(entries))
+        variables = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if processes else "0",
+            **({} if plugins else {"VLLM_PLUGINS": ""}),
+        }
+        with engine_lock():
+            made = _python({**environment, **variables}, HERE / "vllm_run.py", out / "engines.json", out)
+        log = made.stdout + made.stderr
+        assert made.returncode == 0, log[-6000:]
+        return {name: _run(out / str(number), log) for number, name in enumerate(engines)}
+
+    return run
+
+
+def _run(out: Path, log: str) -> Run:
+    rows: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+    for file in sorted(out.glob("row*.npz")):
+        entry = dict(np.load(file))
+        rows.setdefault(tuple(entry["prompt"].tolist()), []).append(entry)
+    result = json.loads((out / "result.json").read_text())
+    return Run(result["results"], rows, (out / "_AsyncRows.scheduler").exists(), result["error"], log)

@@ -1,0 +1,167 @@
+"""When the plugin acts at all, what it refuses, and how the table of embeddings gets across, without an engine."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leap_rs import ConfigError, PromptFeatures
+from leap_rs.vllm import embedding, plugin
+
+
+def config(scheduler: Any = None, additional: Any = None, **parallel: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        model_config=SimpleNamespace(runner_type="generate"),
+        scheduler_config=SimpleNamespace(scheduler_cls=scheduler),
+        additional_config={} if additional is None else additional,
+        parallel_config=SimpleNamespace(**{"tensor_parallel_size": 1, "data_parallel_index": 0, **parallel}),
+        compilation_config=SimpleNamespace(pass_config=SimpleNamespace(enable_sp=True), splitting_ops=None),
+        instance_id="17",
+    )
+
+
+class Foreign:
+    pass
+
+
+OURS = type("LeapScheduler", (), {"__module__": "leap_rs.vllm.scheduler"})
+
+
+@pytest.mark.parametrize("scheduler", [None, "vllm.v1.core.sched.scheduler.Scheduler", Foreign])
+@pytest.mark.parametrize("additional", [None, {"other": 1}, object()])
+def test_a_run_that_does_not_ask_is_left_alone(scheduler: Any, additional: Any) -> None:
+    assert not plugin.selected(config(scheduler, additional))
+
+
+@pytest.mark.parametrize("scheduler", ["leap_rs.vllm.LeapScheduler", OURS])
+def test_the_scheduler_alone_asks(scheduler: Any) -> None:
+    assert plugin.selected(config(scheduler))
+
+
+def test_options_alone_ask_but_not_for_pooling() -> None:
+    made = config(None, {"leap": {}})
+    assert plugin.selected(made)
+    made.model_config.runner_type = "pooling"
+    assert not plugin.selected(made)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "reason"),
+    [
+        ({"enable_dbo": True}, "microbatches"),
+        ({"ubatch_size": 2}, "microbatches"),
+        ({"prefill_context_parallel_size": 2}, "prefill context parallelism"),
+        ({"tensor_parallel_size": 2}, "enable_sp"),
+    ],
+)
+def test_batches_that_are_split_are_refused(parallel: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        plugin._check_parallel(config(**parallel))
+    plugin._check_parallel(config())
+
+
+def test_the_compile_cache_and_the_splitting_of_graphs() -> None:
+    made = config(additional={"leap": {}})
+    plugin._mark_compilation(made, "model.layers.3 1.0", "leap_rs::capture")
+    assert made.additional_config == {"leap": {}, "leap_tap": "model.layers.3 1.0"}
+    assert made.compilation_config.splitting_ops is None
+    made.compilation_config.splitting_ops = ["vllm::unified_attention_with_output"]
+    for _ in range(2):
+        plugin._mark_compilation(made, "model.layers.3 1.0", "leap_rs::capture")
+    assert made.compilation_config.splitting_ops == ["vllm::unified_attention_with_output", "leap_rs::capture"]
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    # Once vLLM is imported, its loggers hand nothing on to those above.
+    embedding.LOG.addHandler(caplog.handler)
+    yield caplog
+    embedding.LOG.removeHandler(caplog.handler)
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_table_reaches_the_scheduler_once(directory: Path, log: pytest.LogCaptureFixture) -> None:
+    path = embedding.table_path(config())
+    assert path.parent.parent == directory
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert path != embedding.table_path(config(data_parallel_index=1))
+    features = PromptFeatures(np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32))
+    features.save(path)
+    loaded = embedding.load_table(config())
+    assert not list(path.parent.iterdir())
+    assert loaded is not None
+    np.testing.assert_array_equal(loaded.pool([3, 4, 49]), features.pool([3, 4, 49]))
+    assert embedding.load_table(config()) is None
+    assert "no prompt features but the length" in log.text
+
+
+def test_a_broken_table_is_a_warning(directory: Path, log: pytest.LogCaptureFixture) -> None:  # noqa: ARG001
+    embedding.table_path(config()).write_bytes(b"\x10\x00")
+    assert embedding.load_table(config()) is None
+    assert "no prompt features but the length" in log.text
+
+
+def test_a_directory_that_others_can_write_is_refused(directory: Path) -> None:
+    path = embedding.table_path(config())
+    path.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match="only this user can write"):
+        embedding.table_path(config())
+    path.parent.chmod(0o700)
+    path.parent.rename(directory / "elsewhere")
+    path.parent.symlink_to(directory / "elsewhere")
+    with pytest.raises(ConfigError, match="only this user can write"):
+        embedding.table_path(config())
+
+
+class Embedding:
+    """A model that knows its embedding only by looking tokens up, as a sharded or quantised one does."""
+
+    def __init__(self, table: Any) -> None:
+        self.table, self.asked = table, 0
+
+    def parameters(self) -> Any:
+        return iter([self.table])
+
+    def embed_input_ids(self, ids: Any) -> Any:
+        self.asked += len(ids)
+        return self.table[ids] * 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_worker_writes_what_numpy_projects(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(embedding, "_BATCH", 7)
+    table = torch.arange(60, dtype=torch.float32).reshape(20, 3).to(getattr(torch, dtype))
+    model = Embedding(table)
+    embedding.write_table(model, 20, tmp_path / "table")
+    expected = PromptFeatures(table.float().numpy() * 2).pool(np.arange(20))
+    np.testing.assert_allclose(PromptFeatures.load(tmp_path / "table").pool(np.arange(20)), expected, rtol=1e-3)
+    embedding.write_table(model, 20, None)
+    assert model.asked == 40
+
+
+def test_a_table_that_cannot_be_written_is_a_warning(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    torch = pytest.importorskip("torch")
+    embedding.write_table(Embedding(torch.ones(4, 4)), 4, tmp_path / "missing" / "table")
+    assert "no prompt features but the length" in log.text
+
+
+@pytest.mark.vllm
+def test_registering_twice_wraps_once() -> None:
+    base = pytest.importorskip("vllm.v1.worker.worker_base")
+    plugin.register()
+    once = base.WorkerWrapperBase.init_device
+    plugin.register()
+    assert base.WorkerWrapperBase.init_device is once
+    assert once.__wrapped__.__module__ == base.__name__

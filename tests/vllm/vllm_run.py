@@ -1,0 +1,69 @@
+"""Runs prompts through engines of vLLM, one after the other, in a process of its own: `vllm_run.py ENGINES.json OUT`.
+
+Writes OUT/0/result.json, OUT/1/result.json, ... (tokens and finish reason of each prompt, or the error that the engine
+failed with); the scheduler of the tests adds rows.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def allow_async(engine: dict[str, Any]) -> None:
+    """vLLM turns asynchronous scheduling off on CPUs; it works there all the same."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    original = CpuPlatform.check_and_update_config.__func__
+
+    def check(cls: type, vllm_config: Any) -> None:
+        original(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = engine["asynchronous"]
+
+    CpuPlatform.check_and_update_config = classmethod(check)
+
+
+def generate(options: dict[str, Any], batches: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(**options)
+    results: list[dict[str, Any]] = []
+    # One after the other: a later batch may find in the cache what an earlier one has left.
+    for batch in batches:
+        prompts = [{"prompt_token_ids": prompt["tokens"]} for prompt in batch]
+        params = [SamplingParams(temperature=0, **prompt["sampling"]) for prompt in batch]
+        for output in engine.generate(prompts, params, use_tqdm=False):
+            made = output.outputs[0]
+            results.append(
+                {"tokens": list(made.token_ids), "reason": made.finish_reason, "cached": output.num_cached_tokens}
+            )
+    engine.llm_engine.engine_core.shutdown()
+    return results
+
+
+def main() -> None:
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    current: dict[str, Any] = {}
+    allow_async(current)
+    for number, engine in enumerate(json.loads(Path(sys.argv[1]).read_text())):
+        out = Path(sys.argv[2]) / str(number)
+        os.environ["LEAP_TEST_OUT"] = str(out)
+        current["asynchronous"] = engine["asynchronous"]
+        results: list[dict[str, Any]] = []
+        error = ""
+        try:
+            results = generate(engine["engine"], engine["batches"])
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        (out / "result.json").write_text(json.dumps({"results": results, "error": error}))
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+if __name__ == "__main__":
+    main()

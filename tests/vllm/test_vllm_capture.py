@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from prompt_reference import projection
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 # Of 30 layers. The default is 25; around 20 a layer changes the state of real prompts more.
 LAYER = 20

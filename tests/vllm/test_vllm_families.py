@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_vllm_capture import batches, check_rows
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 # Of six layers; the default is 5.
 LAYER = 3

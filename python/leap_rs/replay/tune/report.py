@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
@@ -80,10 +79,7 @@ def _ordered(document: Mapping[str, Any]) -> bool:
 
 def _remarks(document: Mapping[str, Any]) -> list[str]:
     lines = []
-    if find_spec(PLUGIN) is None:
-        lines.append(
-            f"This leap-rs has no {PLUGIN} yet: vLLM cannot start with --scheduler-cls until a version brings it."
-        )
+    lines.append(f'The plugin {PLUGIN} is under construction: try it with "mode": "shadow" first.')
     used = [used["path"] for used in document["config"]["readouts"].values() if used is not None]
     if used and (_ordered(document) or document["server_at_stock"] is not None):
         lines.append(

@@ -61,7 +61,7 @@ def small(family: str, out: Path) -> None:
     name, extra = FAMILIES[family]
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**{**SMALL, **extra})
-    model = (getattr(transformers, f"{name}ForCausalLM", None) or getattr(transformers, f"{name}LMHeadModel"))(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     model.float().save_pretrained(out)
 
 

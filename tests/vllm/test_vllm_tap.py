@@ -112,6 +112,14 @@ def test_rows_are_in_types_that_numpy_has(dtype: str, expected: type) -> None:
     np.testing.assert_array_equal(row, np.full(WIDTH, 2, expected))
 
 
+def test_rows_are_not_numbers_where_the_operator_did_not_run() -> None:
+    runner = tapped()
+    ones = torch.ones((1, WIDTH))
+    runner.run(step({"a": 1}, {"a": 0}), ones, ones)
+    runner.layer = Layer()
+    assert np.isnan(runner.run(step({"b": 1}, {"b": 0}), ones, ones).leap_rows["b"]).all()
+
+
 def test_a_layer_is_tapped_once() -> None:
     layer = Layer()
     for _ in range(2):

@@ -75,6 +75,8 @@ class Tap:
         picked = torch.tensor([places, offsets], dtype=torch.int64, pin_memory=self._stream is not None)
         picked = picked.to(self._index.device, non_blocking=True)
         self._index[: len(request_ids)] = starts[picked[0]] + picked[1]
+        # Should the operator not run in this step, its rows must not pass for states.
+        self._rows[: len(request_ids)] = torch.nan
 
     def read(self, hidden_states: torch.Tensor, residual: torch.Tensor) -> None:
         """Within the forward: picks the rows."""

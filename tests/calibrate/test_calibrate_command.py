@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import Run, runner, strict_json
 from synthetic_run import KV_TOKENS, LIMITS, alone, loaded, write_run
 
 from leap_rs.calibrate.command import main
 from leap_rs.replay import replay
 from leap_rs.replay.engines import COST_KEYS
 
-Run = Callable[..., tuple[int, str, str]]
-
-
-def strict_json(text: str) -> Any:
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    return json.loads(text, parse_constant=refuse)
-
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command in this process: exit status, stdout, stderr."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main([str(word) for word in words])
-        out = capsys.readouterr()
-        return int(caught.value.code or 0), out.out, out.err
-
-    return call
+    return runner(main, capsys)
 
 
 @pytest.fixture

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run, runner, strict_json
 
 from leap_rs.replay.command import expand, main
-
-Run = Callable[..., tuple[int, str, str]]
 
 # Three quiet minutes: 12 requests, 15 s apart, as vidur writes traces.
 QUIET = [(15.0 * i, 100 + 7 * i, (8, 600, 30, 250)[i % 4]) for i in range(12)]
@@ -29,27 +27,12 @@ def write_csv(path: Path, rows: Sequence[tuple[float, int, int]]) -> Path:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command in this process: exit status, stdout, stderr."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main([str(word) for word in words])
-        out = capsys.readouterr()
-        return int(caught.value.code or 0), out.out, out.err
-
-    return call
+    return runner(main, capsys)
 
 
 @pytest.fixture
 def quiet(tmp_path: Path) -> Path:
     return write_csv(tmp_path / "quiet.csv", QUIET)
-
-
-def strict_json(text: str) -> Any:
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    return json.loads(text, parse_constant=refuse)
 
 
 def test_help_says_what_kv_tokens_counts(run: Run) -> None:

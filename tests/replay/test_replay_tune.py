@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+from commands import Run, runner, strict_json
 
 import leap_rs
 from leap_rs import ConfigError, TuneResult
 from leap_rs.replay.command import app, expand, main
 from leap_rs.replay.tune.run import halves
 from leap_rs.trace import load, read_trace, write_trace
-
-Run = Callable[..., tuple[int, str, str]]
 
 TRACES = Path(__file__).parents[2] / "traces"
 READOUT = TRACES / "readout.prompt.safetensors"
@@ -50,22 +48,7 @@ def result(math: Path) -> TuneResult:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command in this process: exit status, stdout, stderr."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main([str(word) for word in words])
-        out = capsys.readouterr()
-        return int(caught.value.code or 0), out.out, out.err
-
-    return call
-
-
-def strict_json(text: str) -> Any:
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    return json.loads(text, parse_constant=refuse)
+    return runner(main, capsys)
 
 
 def test_halves_are_disjoint_and_complete(math: Path) -> None:

@@ -15,7 +15,8 @@ fi
 pip=("$python" -m pip install --quiet --retries 5)
 "${pip[@]}" --upgrade 'pip>=25.1'
 "${pip[@]}" "$torch"
-# Its metadata asks for a local build of torch that no registry has, and the packages left out below break beside others.
+# Its metadata asks for a local build of torch that no registry has, and the packages left out below break beside others;
+# pip says so at each step.
 "${pip[@]}" --no-deps "$vllm"
 requirements=$(mktemp)
 trap 'rm -f "$requirements"' EXIT

@@ -107,9 +107,9 @@ format: setup ## rewrite the sources in the house's format
 	ruff check --fix
 	ruff format
 
+# maturin repairs cargo's own file in place, and cannot repair it twice: cargo links it anew.
 $(WHEEL): $(SETUP) $(RUST) $(FACE) pyproject.toml README.md LICENSE
 	rm -rf dist
-	# maturin repairs cargo's own file in place, and cannot repair it twice.
 	rm -f target/maturin/*.so target/release/lib_leap.so target/release/deps/lib_leap.so
 	maturin build --release --locked --auditwheel repair --out dist
 	touch $@

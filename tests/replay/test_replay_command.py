@@ -261,7 +261,8 @@ def test_ctrl_c_is_status_130_in_one_line(tmp_path: Path) -> None:
     rows = [(0.01 * i, 300, 300 + i % 700) for i in range(20_000)]
     trace = write_csv(tmp_path / "long.csv", rows)
     code = "from leap_rs.replay.command import main; print('ready', flush=True); main()"
-    command = [sys.executable, "-c", code, str(trace)]
+    # So many seeds take minutes on any machine: the signal always finds it at work.
+    command = [sys.executable, "-c", code, str(trace), "--seeds", "1000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from leap_rs._leap import LeapError
+from leap_rs.trace.files import replacing
 
 from .options import Options
 from .page import rows as page_rows
@@ -49,14 +49,8 @@ class ResultObject:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result object; the file appears whole or not at all."""
         target = Path(path)
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-        try:
+        with replacing(target, LeapError) as temporary:
             temporary.write_text(self.to_json() + "\n", encoding="utf-8")
-            temporary.replace(target)
-        except OSError as error:
-            raise LeapError(f"{target}: cannot be written: {error.strerror or error}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
         return target
 
     @property

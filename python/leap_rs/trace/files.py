@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from leap_rs._leap import TraceError
+from leap_rs._leap import LeapError, TraceError
 
 HEAD_BYTES = 4096
 
@@ -41,14 +41,17 @@ def head(path: Path) -> bytes:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name in the directory of `path`, renamed to `path` when the block ends well and removed when not."""
+def replacing(path: Path, error: type[LeapError] = TraceError) -> Iterator[Path]:
+    """A temporary name in the directory of `path`, renamed to `path` when the block ends well and removed when not.
+
+    Raises `error` where that cannot be done.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
         temporary.replace(path)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written: {reason(error)}") from error
+    except OSError as fault:
+        raise error(f"{path}: cannot be written: {reason(fault)}") from fault
     finally:
         # Where nothing can be written there is nothing to remove either, and the first error is the one to tell.
         with suppress(OSError):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leap_rs._leap import ConfigError, LeapError
+from leap_rs.trace.files import replacing
 
 if TYPE_CHECKING:
     from .rows import PointDetail
@@ -39,12 +39,6 @@ def write(path: Path, document: Mapping[str, Any], details: Sequence[PointDetail
     # Its stub asks for a snippet, but only the bundle without one is remembered from call to call.
     bundle = vl_convert.javascript_bundle(vl_version=version if version in known else known[-1])  # type: ignore[call-arg]
     text = page(document, details, origin, bundle).encode()
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with replacing(path, LeapError) as temporary:
         temporary.write_bytes(text)
-        temporary.replace(path)
-    except OSError as error:
-        raise LeapError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return len(text)

@@ -73,8 +73,9 @@ test-python: develop browser
 	pytest $(PYTEST_ARGS)
 
 .PHONY: test
-test: test-rust ## all tests, the Rust core's and pytest's (PYTEST_ARGS='-m "not slow"' leaves out the wheel)
+test: test-rust ## all tests: the Rust core's, pytest's, those on the real vLLM (PYTEST_ARGS='-m "not slow"' takes minutes)
 	@$(MAKE) --no-print-directory test-python
+	@$(MAKE) --no-print-directory test-vllm
 
 $(SETUP_VLLM): pyproject.toml scripts/install-vllm.sh | system
 	PYTHON='$(PYTHON)' scripts/install-vllm.sh

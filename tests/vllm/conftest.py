@@ -48,12 +48,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """What an engine gave: an entry of `results` a prompt, and entries of `rows` for each captured prompt; or an error."""
+    """What an engine gave: an entry of `results` a prompt, and entries of `rows` for each captured prompt; or an error.
+
+    `seen` is what its scheduler did.
+    """
 
     results: list[dict[str, Any]]
     rows: dict[tuple[int, ...], list[dict[str, Any]]]
     asynchronous: bool
     error: str
+    seen: dict[str, Any]
     log: str
 
 
@@ -84,6 +88,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
+        # Bound threads wait for each other where a machine has other work too.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # What torch.compile makes is kept between engines of one test run and not between test runs.
         "VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("vllm-cache")),
     }
@@ -95,7 +101,7 @@ def _python(environment: dict[str, str], *arguments: str | Path) -> subprocess.C
         env=environment,
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=2700,
         check=False,
     )
 
@@ -105,14 +111,15 @@ def model(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     """The directory of a model: `real`, which is kept in the checkout's cache, or a small random one of a family."""
 
     def make(name: str) -> Path:
-        path = CACHE / name if name == "real" else tmp_path_factory.getbasetemp() / f"model-{name}"
-        if not (path / "config.json").exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
-                made = _python(environment, HERE / "vllm_models.py", name, Path(temporary) / "model")
-                assert made.returncode == 0, made.stderr
-                (Path(temporary) / "model").rename(path)
-        return path
+        kind = "real" if name == "real" else "small"
+        made = CACHE / kind if kind == "real" else tmp_path_factory.getbasetemp() / kind
+        if not made.exists():
+            made.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=made.parent) as temporary:
+                process = _python(environment, HERE / "vllm_models.py", kind, Path(temporary) / "model")
+                assert process.returncode == 0, process.stderr
+                (Path(temporary) / "model").rename(made)
+        return made if kind == "real" else made / name
 
     return make
 
@@ -152,28 +159,26 @@ def _computed(environment: dict[str, str], directory: Path, what: str, model: Pa
 def engines(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Run]]:
     """Runs engines of vLLM one after the other in one process and returns what came out of each.
 
-    An engine is a mapping: `batches` of prompts, `asynchronous`, `stock` (vLLM's own scheduler), `leap` (options of the
-    plugin), and whatever else vLLM's `LLM` takes. Most of the time goes into starting Python with vLLM.
+    An engine is a mapping: `batches` of prompts, `asynchronous`, `stock` (vLLM's own scheduler), `armed` (the plugin's; else
+    one that writes rows down), `leap` (options of the plugin), and whatever else vLLM's `LLM` takes. Most of the time
+    goes into starting Python with vLLM.
     """
 
-    def run(
-        path: Path, engines: dict[str, dict[str, Any]], *, processes: bool = False, plugins: bool = True
-    ) -> dict[str, Run]:
+    def run(path: Path, engines: dict[str, dict[str, Any]], *, processes: bool = False) -> dict[str, Run]:
         out = tmp_path_factory.mktemp("engines")
         entries = []
         for number, engine in enumerate(engines.values()):
             given = dict(engine)
             batches, asynchronous = given.pop("batches"), given.pop("asynchronous", False)
             options = {**DEFAULTS, "model": str(path), "additional_config": {"leap": given.pop("leap", {})}}
-            if not given.pop("stock", False):
+            if given.pop("armed", False):
+                options["scheduler_cls"] = "leap_rs.vllm.LeapScheduler"
+            elif not given.pop("stock", False):
                 options["scheduler_cls"] = "vllm_scheduler.RowScheduler"
             (out / str(number)).mkdir()
             entries.append({"engine": {**options, **given}, "batches": batches, "asynchronous": asynchronous})
         (out / "engines.json").write_text(json.dumps(entries))
-        variables = {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if processes else "0",
-            **({} if plugins else {"VLLM_PLUGINS": ""}),
-        }
+        variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if processes else "0"}
         with engine_lock():
             made = _python({**environment, **variables}, HERE / "vllm_run.py", out / "engines.json", out)
         log = made.stdout + made.stderr
@@ -189,4 +194,4 @@ def _run(out: Path, log: str) -> Run:
         entry = dict(np.load(file))
         rows.setdefault(tuple(entry["prompt"].tolist()), []).append(entry)
     result = json.loads((out / "result.json").read_text())
-    return Run(result["results"], rows, (out / "_AsyncRows.scheduler").exists(), result["error"], log)
+    return Run(result["results"], rows, (out / "_AsyncRows.scheduler").exists(), result["error"], result["seen"], log)

@@ -81,23 +81,30 @@ def runs(smollm: Path, tokens: list[list[int]], engines: Callable[..., dict[str,
     plain = {"batches": batches(tokens), "leap": {"layer": LAYER}}
     late = {**plain, "asynchronous": True}
     compiled = {"enforce_eager": False}
+    stock = {**plain, "stock": True, "additional_config": {}}
     # The first of these leaves a compiled graph without the operator behind, under what would be the same key.
     return {
-        **engines(smollm, {"stock compiled": {**plain, **compiled, "leap": {}, "stock": True}}, plugins=False),
         **engines(
-            smollm, {"compiled": {**plain, **compiled, "leap": {}}, "compiled asynchronous": {**late, **compiled}}
-        ),
-        **engines(
-            smollm, {"stock": {**plain, "additional_config": {}, "stock": True}, "eager": plain, "asynchronous": late}
+            smollm,
+            {
+                "stock compiled": {**stock, **compiled},
+                "compiled": {**plain, **compiled},
+                "compiled asynchronous": {**late, **compiled},
+                "stock": stock,
+                "eager": plain,
+                "asynchronous": late,
+                "default layer": {**plain, "leap": {}},
+            },
         ),
         **engines(smollm, {"processes": plain}, processes=True),
         **engines(smollm, {"asynchronous processes": late}, processes=True),
     }
 
 
-@pytest.mark.parametrize(
-    "setting", ["eager", "asynchronous", "processes", "asynchronous processes", "compiled asynchronous"]
-)
+SETTINGS = ("eager", "asynchronous", "processes", "asynchronous processes", "compiled", "compiled asynchronous")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_captured_states_are_transformers_own(
     setting: str, tokens: list[list[int]], states: dict[str, Any], runs: dict[str, Any]
 ) -> None:
@@ -110,9 +117,7 @@ def test_captured_states_are_transformers_own(
         assert run.rows[tuple(tokens[prompt])][0]["chunk"] < len(tokens[prompt])
 
 
-@pytest.mark.parametrize(
-    "setting", ["eager", "asynchronous", "processes", "asynchronous processes", "compiled", "compiled asynchronous"]
-)
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_outputs_are_those_of_stock_vllm(setting: str, runs: dict[str, Any]) -> None:
     stock = runs["stock compiled" if "compiled" in setting else "stock"]
     made = [[(result["tokens"], result["reason"]) for result in run.results] for run in (runs[setting], stock)]
@@ -120,11 +125,9 @@ def test_outputs_are_those_of_stock_vllm(setting: str, runs: dict[str, Any]) -> 
     assert made[0] == made[1]
 
 
-def test_default_layer_where_the_same_model_lies_compiled_without_the_operator(
-    tokens: list[list[int]], states: dict[str, Any], runs: dict[str, Any]
-) -> None:
+def test_default_layer(tokens: list[list[int]], states: dict[str, Any], runs: dict[str, Any]) -> None:
     for i, prompt in enumerate(tokens):
-        (entry,) = runs["compiled"].rows[tuple(prompt)]
+        (entry,) = runs["default layer"].rows[tuple(prompt)]
         likeness = [cosine(entry["row"], layer[-1]) for layer in states[f"hidden_{i}"]]
         assert np.argmax(likeness) == 25
         assert likeness[25] > 0.999

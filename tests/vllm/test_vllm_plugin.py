@@ -13,6 +13,7 @@ import pytest
 
 from leap_rs import ConfigError, PromptFeatures
 from leap_rs.vllm import embedding, plugin
+from leap_rs.vllm.options import given
 
 
 def config(scheduler: Any = None, additional: Any = None, **parallel: Any) -> SimpleNamespace:
@@ -67,13 +68,17 @@ def test_batches_that_are_split_are_refused(parallel: dict[str, Any], reason: st
 
 
 def test_the_compile_cache_and_the_splitting_of_graphs() -> None:
-    made = config(additional={"leap": {}})
+    users = {"leap": {"levers": "queue"}, "other": 1}
+    made = config(additional=users)
     plugin._mark_compilation(made, "model.layers.3 1.0", "leap_rs::capture")
-    assert made.additional_config == {"leap": {}, "leap_tap": "model.layers.3 1.0"}
+    assert made.additional_config == {"other": 1, "leap_tap": "model.layers.3 1.0"}
+    assert given(made) == {"levers": "queue"}
+    assert users == {"leap": {"levers": "queue"}, "other": 1}
     assert made.compilation_config.splitting_ops is None
     made.compilation_config.splitting_ops = ["vllm::unified_attention_with_output"]
     for _ in range(2):
         plugin._mark_compilation(made, "model.layers.3 1.0", "leap_rs::capture")
+    assert given(made) == {"levers": "queue"}
     assert made.compilation_config.splitting_ops == ["vllm::unified_attention_with_output", "leap_rs::capture"]
 
 

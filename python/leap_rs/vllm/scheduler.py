@@ -21,7 +21,7 @@ from leap_rs._leap import ConfigError
 from .brain import Brain, Watcher
 from .compat import LOG, Engine, check
 from .evict import Claim, Evictor, Resident
-from .options import LeapOptions, parse
+from .options import LeapOptions, given, parse
 from .order import Ranker
 from .slots import Plan, Slots, sort
 from .waiting import WaitingQueue
@@ -73,7 +73,7 @@ class _Levers:
         # All that can be refused is refused before vLLM opens anything.
         config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
         self._leap_engine: Engine = check(vllm, Scheduler, Request)
-        options = parse(config.additional_config) or LeapOptions()
+        options = parse({"leap": given(config)}) or LeapOptions()
         _refuse(config, options)
         prefills_only = _prefills_only(config)
         if prefills_only:

@@ -313,6 +313,35 @@ def test_without_a_table_the_length_of_the_prompt_predicts(brains: Brains) -> No
     assert brain.metrics.get("captures_missed") == 0
 
 
+def test_captures_are_missed_by_labels_alone(real: Traffic, brains: Brains, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by what is no label, nor by a row that came and was of no use, nor by one that was thrown away."""
+    brain = brains(head(real, 40), learn=LearnSettings(warmup=16))
+    rows = {"with": real.state[0], "nan": np.full(576, np.nan), "wide": np.ones(577)}
+    # Name, whether lengths are forced, reason: labels are the exact and the censored ones that are not forced.
+    ends = [
+        *((name, False, reason) for name in ("with", "nan", "wide", "without") for reason in ("stop", "length")),
+        *(("without", forced, reason) for forced in (False, True) for reason in ("abort", "error")),
+        *(("without", True, reason) for reason in ("stop", "length")),
+        ("with", True, "length"),
+    ]
+    for i, (name, forced, reason) in enumerate(ends):
+        brain.arrived(f"r{i}", [i], 60, 0, forced)
+        if name in rows:
+            brain.state(f"r{i}", rows[name])
+        brain.finished(f"r{i}", reason, 60 if reason == "length" else 20)
+    brain.settle()
+    assert brain.metrics.get("captures_missed") == 2
+    assert brain.metrics.get("refused_rows", "state") == 4
+    assert brain.metrics.get("labels", "exact") == brain.metrics.get("labels", "censored") == 4
+    monkeypatch.setattr("leap_rs.vllm.online.MOST_WAITING", 0)
+    brain.arrived("late", [20], 60, 0, False)
+    brain.state("late", real.state[1])
+    brain.finished("late", "stop", 20)
+    brain.settle()
+    assert brain.metrics.get("captures_missed") == 2
+    assert brain.metrics.get("dropped_labels", "state") == 1
+
+
 def test_the_scheduler_waits_for_nobody(real: Traffic, brains: Brains) -> None:
     """Every call comes back while the brain's own thread stands still and the learners' queues are full."""
     brain = brains(real, mode="armed", learn=LearnSettings(warmup=16))

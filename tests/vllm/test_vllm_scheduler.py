@@ -17,7 +17,7 @@ from vllm.config import KVTransferConfig
 
 from leap_rs import ConfigError
 from leap_rs.vllm import LeapScheduler
-from leap_rs.vllm.brain import Watcher
+from leap_rs.vllm.online import OnlineBrain
 from leap_rs.vllm.scheduler import _AsyncLeapScheduler, _Levers, _prefills_only, _refuse, _SyncLeapScheduler
 from leap_rs.vllm.waiting import WaitingQueue
 
@@ -78,8 +78,9 @@ def test_it_hides_nothing_of_vllms_but_what_it_means_to() -> None:
 def test_without_the_plugins_options_its_defaults_hold_and_nothing_is_armed() -> None:
     engine = FakeEngine(Setup(leap={}), None)
     assert engine.scheduler.leap_options.levers == ("queue", "slots")
-    assert isinstance(engine.scheduler.leap._brain, Watcher)
+    assert isinstance(engine.scheduler.leap._brain, OnlineBrain)
     assert engine.scheduler.leap.armed is False
+    engine.scheduler.leap.close()
 
 
 def test_priority_pooling_and_evict_with_a_connector_are_refused() -> None:
@@ -189,7 +190,7 @@ def test_a_wait_cap_in_seconds_ends_the_wait() -> None:
     engine = serve(jobs, Setup(max_num_seqs=1), levers=["queue"], wait_cap_s=30.0)
     admitted = next(step.now for step in engine.outcome.steps if "long" in step.admitted)
     assert 31.0 <= admitted <= 31.0 + 11.0
-    assert sum(queue.promotions for queue in engine.scheduler.leap_queues) >= 1
+    assert engine.scheduler.leap_promotions >= 1
 
 
 @BOTH

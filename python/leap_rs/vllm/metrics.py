@@ -76,9 +76,11 @@ METRICS = (
     Metric("slot_waits", "counter", "Steps that resident engine requests spent without a decode slot."),
     Metric("wait_cap_promotions", "counter", "Engine requests that went first because they had waited for too long."),
     Metric("evictions", "counter", "Residents that gave their KV cache to a waiting engine request."),
-    Metric("blocked_requests", "gauge", "Waiting engine requests that no order can admit (LoRA, grammar, remote KV)."),
-    Metric("captures_missed", "counter", "Engine requests that finished without their hidden state having come in."),
+    Metric("blocked_requests", "gauge", "Waiting engine requests that vLLM has put off (LoRA, grammar, remote KV)."),
+    Metric("captures_missed", "counter", "Labels of engine requests whose hidden state never came in."),
 )
+OF_THE_SCHEDULER = ("gated_requests", "slot_waits", "wait_cap_promotions", "evictions", "blocked_requests")
+"""Written by the scheduler's thread; the others are the brain's."""
 
 
 class MetricsWriter:

@@ -61,6 +61,8 @@ class Live:
     length: RemainingTable | None = None
     """Where the client has settled it."""
     known: dict[str, Known] = field(default_factory=dict)
+    captured: bool = False
+    """Whether its hidden state has come in, of use or not."""
 
 
 class OnlineBrain:
@@ -136,7 +138,10 @@ class OnlineBrain:
     def state(self, request_id: str, row: npt.NDArray[np.float32] | npt.NDArray[np.float16]) -> None:
         """The hidden state of a request's last prompt token has come in."""
         live = self._live.get(request_id)
-        if live is not None and not live.limits.forced and "state" in self._learners:
+        if live is None:
+            return
+        live.captured = True
+        if not live.limits.forced and "state" in self._learners:
             # The buffer that it lies in is written again in the next step.
             self._predict("state", live, lambda: np.array(row))
 
@@ -261,7 +266,7 @@ class OnlineBrain:
         self._finished += 1
         self._finished_tokens += min(what.tokens, self.settings.max_tokens)
         self.metrics.observe("output_tokens", what.tokens)
-        if "state" in self._learners and "state" not in live.known:
+        if "state" in self._learners and not live.captured:
             self.metrics.add("captures_missed")
         for name, known in live.known.items():
             if known.first is not None:

@@ -53,7 +53,9 @@ class Counts:
             self.counted["wait_cap_promotions"] += len(set(step.decoding) - set(self.shortest(engine, step)))
         if self.wait_cap_s is not None:
             self.counted["wait_cap_promotions"] += self.early(engine, step)
-        shown = {name: self.brain.metrics.get(name) for name in OF_THE_SCHEDULER}
+        shown = {name: self.brain.metrics.get(name) for name, value in OF_THE_SCHEDULER if not value}
+        armed = engine.scheduler.leap.armed
+        assert [self.brain.metrics.get("mode", mode) for mode in ("armed", "shadow")] == [armed, not armed]
         assert shown["gated_requests"] == len(gated)
         for name in ("slot_waits", "wait_cap_promotions"):
             assert shown[name] == self.counted[name]
@@ -195,7 +197,8 @@ def test_in_vllms_own_order_nothing_is_counted(async_scheduling: bool, order: st
     leap = {**LEAP, **options, "wait_cap_s": 5.0}
     brain = Measured(jobs, armed=order == "fcfs")
     play(jobs, Setup(max_num_seqs=8, async_scheduling=async_scheduling, leap=leap), brain, Counts(brain))
-    assert {name: brain.metrics.get(name) for name in OF_THE_SCHEDULER} == dict.fromkeys(OF_THE_SCHEDULER, 0)
+    shown = {name: brain.metrics.get(*name) for name in OF_THE_SCHEDULER}
+    assert shown == {name: name == ("mode", "shadow") for name in OF_THE_SCHEDULER}
 
 
 @BOTH
@@ -244,7 +247,7 @@ def test_each_metric_has_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     brain.settle()
     own = threading.current_thread().name
     # No request was put off, and the evict lever is not on.
-    written = set(OF_THE_SCHEDULER) - {"evictions", "blocked_requests"}
+    written = {name for name, _ in OF_THE_SCHEDULER} - {"evictions", "blocked_requests"}
     assert {name for name, threads in writers.items() if own in threads} == written
     assert all(len(threads) <= 1 for threads in writers.values())
     assert writers["labels"] == {"leap-brain"}

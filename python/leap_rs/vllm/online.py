@@ -231,6 +231,8 @@ class OnlineBrain:
                 # Serving matters more than learning: what was predicted stays, and orders nothing.
                 self.fault = f"{type(error).__name__}: {error}"
                 LOG.exception("leap: learning has stopped, so the order is first come first served from now on")
+                for name in self._learners:
+                    self.metrics.set("armed_readout", 0.0, name)
                 return
             finally:
                 if settled is not None:
@@ -362,8 +364,6 @@ class OnlineBrain:
             if learner.fault is not None:
                 self._tell(f"fault {name}", f"the {name} readout has left labels out: {learner.fault}")
         self.metrics.set("readout_version", self._version)
-        self.metrics.set("mode", float(self.armed), "armed")
-        self.metrics.set("mode", float(not self.armed), "shadow")
 
     # How it starts.
 

@@ -98,7 +98,7 @@ class _Levers:
         self._leap_told: str | None = None
         self.leap_adapter_waits = 0
         self.leap_promotions = 0
-        self._leap_shown = (0,) * len(OF_THE_SCHEDULER)
+        self._leap_shown: tuple[int, ...] = (0,) * len(OF_THE_SCHEDULER)
         seats = self.max_num_running_reqs
         slots = min(self.leap_options.decode_slots or seats, seats)
         adapters = self.lora_config.max_loras if self.lora_config else None
@@ -111,6 +111,9 @@ class _Levers:
             if self._leap_engine.skipped_queue:
                 self.skipped_waiting: Any = WaitingQueue(self.leap, self.leap_options, holders_first=True)
                 self.leap_queues += (self.skipped_waiting,)
+        # An engine that goes on from a saved state may be armed before its first request.
+        self._leap_follow(self.leap.armed)
+        self._leap_show()
 
     # Requests come, are read, and go.
 
@@ -242,12 +245,13 @@ class _Levers:
         """Writes the metrics that are the scheduler's where they have changed: a step has no time to lose."""
         # vLLM's own count of requests that it passed over, under the name that its version has.
         put_off = self.skipped_waiting if self._leap_engine.skipped_queue else getattr(self, "deferred_waiting", ())
-        slots, promotions = self.leap_slots, self.leap_slots.promotions + self.leap_promotions
-        counts = (slots.gated_requests, slots.slot_waits, promotions, self.leap_evict.evictions, len(put_off))
+        slots, armed = self.leap_slots, self._leap_armed
+        promotions, evictions = slots.promotions + self.leap_promotions, self.leap_evict.evictions
+        counts = (not armed, armed, slots.gated_requests, slots.slot_waits, promotions, evictions, len(put_off))
         if self.leap.metrics is not None and counts != self._leap_shown:
-            for name, count, shown in zip(OF_THE_SCHEDULER, counts, self._leap_shown, strict=True):
+            for (name, value), count, shown in zip(OF_THE_SCHEDULER, counts, self._leap_shown, strict=True):
                 if count != shown:
-                    self.leap.metrics.set(name, count)
+                    self.leap.metrics.set(name, count, value)
             self._leap_shown = counts
 
     # Evictions.

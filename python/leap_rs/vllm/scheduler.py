@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import vllm
@@ -372,6 +373,7 @@ def _brain_of(config: Any, options: LeapOptions) -> Brain:
     from .embedding import load_table
     from .online import OnlineBrain
     from .settings import BrainSettings
+    from .state import published
 
     model, parallel = config.model_config, config.parallel_config
     settings = BrainSettings.from_options(
@@ -382,4 +384,4 @@ def _brain_of(config: Any, options: LeapOptions) -> Brain:
         max_model_len=model.max_model_len,
         engine=getattr(parallel, "data_parallel_index", None) or getattr(parallel, "data_parallel_rank", 0) or 0,
     )
-    return OnlineBrain(settings, load_table(config))
+    return OnlineBrain(replace(settings, weights=published(model.model)), load_table(config))

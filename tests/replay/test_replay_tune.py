@@ -16,7 +16,9 @@ import leap_rs
 from leap_rs import ConfigError, TuneResult
 from leap_rs.replay.command import app, expand, main
 from leap_rs.replay.tune.run import halves
+from leap_rs.replay.tune.server import SCHEDULER
 from leap_rs.trace import load, read_trace, write_trace
+from leap_rs.vllm.options import LeapOptions, parse
 
 TRACES = Path(__file__).parents[2] / "traces"
 READOUT = TRACES / "readout.prompt.safetensors"
@@ -289,6 +291,26 @@ class TestCommand:
             assert " ".join(sentence.split()) in words
         for part in ("Best candidates", "Searched half", "which the search did not see", "leap, untuned"):
             assert part in words
+
+    def test_what_is_printed_can_be_pasted_into_a_servers_command(
+        self, run: Run, result: TuneResult, math: Path
+    ) -> None:
+        """Once with a gain, once without: there leap only watches."""
+        pasted = []
+        for words in (["--tune", "p99_e2el<=1.5"], ["--tune", "p99_e2el<=0.01", "--num-prompts", 60]):
+            status, out, _ = run(math, "--load", 1.4, *words, *WORDS)
+            assert status == 0
+            (command,) = [shlex.split(line) for line in out.splitlines() if "--additional-config" in line]
+            assert command[:-1] == [
+                *("vllm", "serve", "MODEL", "--max-num-seqs", "8"),
+                *("--scheduler-cls", SCHEDULER, "--additional-config"),
+            ]
+            pasted.append(parse(json.loads(command[-1])))
+        assert result.chosen is not None
+        chosen = {key: value for key, value in result.chosen.items() if key in LeapOptions.model_fields}
+        assert chosen.keys() >= {"levers", "order", "aging_rate", "memory_weight", "decode_slots"}
+        # Everything else has the plugin's own defaults.
+        assert pasted == [LeapOptions(**chosen), LeapOptions(mode="shadow")]
 
     def test_an_unmet_bound_is_an_answer_and_no_error(self, run: Run, math: Path) -> None:
         status, out, _ = run(math, "--load", 1.4, "--tune", "p99_e2el<=0.01", "--num-prompts", 60, *WORDS)

@@ -61,7 +61,7 @@ def test_it_arms_from_zero_on_real_requests(real: Traffic, brains: Brains) -> No
     assert first_state < first_prompt < 900
     assert trusted[first_prompt:].all(), "armed once, it stays"
     assert brain.armed
-    assert brain.metrics.get("mode", "armed") == 1
+    assert brain.metrics.get("armed_readout", "state") == brain.metrics.get("armed_readout", "prompt") == 1
     stopped = int(real.stopped.sum())
     assert brain.metrics.get("labels", "exact") == stopped
     assert brain.metrics.get("labels", "censored") == len(real) - stopped
@@ -311,6 +311,52 @@ def test_without_a_table_the_length_of_the_prompt_predicts(brains: Brains) -> No
     brain.arrived("long", [7] * 380, 1024, 0, False)
     assert brain.remaining_key("short", 0) < brain.remaining_key("long", 0)
     assert brain.metrics.get("captures_missed") == 0
+
+
+def test_a_fault_of_the_brains_thread_disarms_and_shows_it(
+    real: Traffic, brains: Brains, caplog: pytest.LogCaptureFixture
+) -> None:
+    brain = brains(real, mode="armed")
+    stream(brain, head(real, 4))
+    assert brain.metrics.get("armed_readout", "state") == 1
+    # Not a number of tokens: the label of a request that a later vLLM counts otherwise.
+    brain.arrived("odd", [5], 60, 0, False)
+    with caplog.at_level(logging.ERROR, "vllm.leap_rs"):
+        brain.finished("odd", "stop", "many")  # type: ignore[arg-type]
+        brain.settle()
+    assert brain.fault is not None
+    assert not brain.armed
+    assert brain.metrics.get("armed_readout", "state") == brain.metrics.get("armed_readout", "prompt") == 0
+    assert "learning has stopped" in caplog.text
+
+
+def test_captures_are_missed_by_labels_alone(real: Traffic, brains: Brains, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by what is no label, nor by a row that came and was of no use, nor by one that was thrown away."""
+    brain = brains(head(real, 40), learn=LearnSettings(warmup=16))
+    rows = {"with": real.state[0], "nan": np.full(576, np.nan), "wide": np.ones(577)}
+    # Name, whether lengths are forced, reason: labels are the exact and the censored ones that are not forced.
+    ends = [
+        *((name, False, reason) for name in ("with", "nan", "wide", "without") for reason in ("stop", "length")),
+        *(("without", forced, reason) for forced in (False, True) for reason in ("abort", "error")),
+        *(("without", True, reason) for reason in ("stop", "length")),
+        ("with", True, "length"),
+    ]
+    for i, (name, forced, reason) in enumerate(ends):
+        brain.arrived(f"r{i}", [i], 60, 0, forced)
+        if name in rows:
+            brain.state(f"r{i}", rows[name])
+        brain.finished(f"r{i}", reason, 60 if reason == "length" else 20)
+    brain.settle()
+    assert brain.metrics.get("captures_missed") == 2
+    assert brain.metrics.get("refused_rows", "state") == 4
+    assert brain.metrics.get("labels", "exact") == brain.metrics.get("labels", "censored") == 4
+    monkeypatch.setattr("leap_rs.vllm.online.MOST_WAITING", 0)
+    brain.arrived("late", [20], 60, 0, False)
+    brain.state("late", real.state[1])
+    brain.finished("late", "stop", 20)
+    brain.settle()
+    assert brain.metrics.get("captures_missed") == 2
+    assert brain.metrics.get("dropped_labels", "state") == 1
 
 
 def test_the_scheduler_waits_for_nobody(real: Traffic, brains: Brains) -> None:

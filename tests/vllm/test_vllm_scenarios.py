@@ -43,7 +43,7 @@ def test_the_scenarios_reach_what_they_are_for() -> None:
         seen["gated"] += sum(len(step.gated) for step in engine.outcome.steps)
         seen["evicted"] += engine.scheduler.leap_evict.evictions
         seen["slot promotions"] += engine.scheduler.leap_slots.promotions
-        seen["queue promotions"] += sum(queue.promotions for queue in engine.scheduler.leap_queues)
+        seen["queue promotions"] += engine.scheduler.leap_promotions
         seen["aborts"] += sum(reason == "abort" for reason in engine.outcome.reasons.values())
         seen["adapter waits"] += engine.scheduler.leap_adapter_waits
     for what in (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +19,17 @@ from vllm.config import KVTransferConfig
 
 from leap_rs import ConfigError
 from leap_rs.vllm import LeapScheduler
-from leap_rs.vllm.brain import Watcher
-from leap_rs.vllm.scheduler import _AsyncLeapScheduler, _Levers, _prefills_only, _refuse, _SyncLeapScheduler
+from leap_rs.vllm.metrics import read
+from leap_rs.vllm.online import OnlineBrain
+from leap_rs.vllm.options import LeapOptions, RlsOptions
+from leap_rs.vllm.scheduler import (
+    _AsyncLeapScheduler,
+    _brain_of,
+    _Levers,
+    _prefills_only,
+    _refuse,
+    _SyncLeapScheduler,
+)
 from leap_rs.vllm.waiting import WaitingQueue
 
 pytestmark = pytest.mark.vllm
@@ -78,8 +89,39 @@ def test_it_hides_nothing_of_vllms_but_what_it_means_to() -> None:
 def test_without_the_plugins_options_its_defaults_hold_and_nothing_is_armed() -> None:
     engine = FakeEngine(Setup(leap={}), None)
     assert engine.scheduler.leap_options.levers == ("queue", "slots")
-    assert isinstance(engine.scheduler.leap._brain, Watcher)
+    assert isinstance(engine.scheduler.leap._brain, OnlineBrain)
     assert engine.scheduler.leap.armed is False
+    engine.scheduler.leap.close()
+
+
+def test_a_state_is_of_the_model_and_not_of_the_name_that_it_is_served_under(tmp_path: Path) -> None:
+    config = FakeEngine(Setup()).scheduler.vllm_config
+    options = LeapOptions(state_dir=tmp_path / "state", rls=RlsOptions(batch=1))
+    hub = "/root/.cache/huggingface/hub/models--org--some-model/snapshots/0a1b"
+    learned: dict[str, float] = {}
+    # Served under another name, found in the hub's cache, another model, and the first one again.
+    for model, served, weights in [
+        ("org/some-model", "chat", "org/some-model"),
+        ("org/some-model", "chat-2", "org/some-model"),
+        (hub, hub, "org/some-model"),
+        ("org/other", "chat", "org/other"),
+        ("org/some-model", "chat", "org/some-model"),
+    ]:
+        config.model_config = copy.copy(config.model_config)
+        config.model_config.model, config.model_config.served_model_name = model, served
+        brain = _brain_of(config, options)
+        assert isinstance(brain, OnlineBrain)
+        assert brain.metrics.path is not None
+        reading = read(brain.metrics.path)
+        assert reading is not None
+        assert reading.model_name == served
+        assert brain.metrics.get("updates", "prompt") == learned.get(weights, 0)
+        for i in range(300):
+            brain.arrived(f"r{i}", [1] * (1 + i), 99, 0, False)
+            brain.finished(f"r{i}", "stop", 5 + i % 50)
+        brain.close()
+        assert brain.metrics.get("updates", "prompt") > learned.get(weights, 0)
+        learned[weights] = brain.metrics.get("updates", "prompt")
 
 
 def test_priority_pooling_and_evict_with_a_connector_are_refused() -> None:
@@ -189,7 +231,7 @@ def test_a_wait_cap_in_seconds_ends_the_wait() -> None:
     engine = serve(jobs, Setup(max_num_seqs=1), levers=["queue"], wait_cap_s=30.0)
     admitted = next(step.now for step in engine.outcome.steps if "long" in step.admitted)
     assert 31.0 <= admitted <= 31.0 + 11.0
-    assert sum(queue.promotions for queue in engine.scheduler.leap_queues) >= 1
+    assert engine.scheduler.leap_promotions >= 1
 
 
 @BOTH

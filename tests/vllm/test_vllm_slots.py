@@ -109,7 +109,6 @@ def test_without_a_cap_and_aging_the_longest_waits_until_the_others_are_gone() -
         plan = slots.plan(running, memory_is_short=False)
         assert names(plan.gated) == ["long"]
         slots.scheduled(plan, {"short": 1})
-    assert slots.slot_waits == 50
 
 
 def test_a_holder_keeps_its_slot_until_another_is_shorter_by_the_factor() -> None:

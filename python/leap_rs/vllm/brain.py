@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from .metrics import MetricsWriter
+
 Row = npt.NDArray[np.float32] | npt.NDArray[np.float16]
 Reason = Literal["stop", "length", "abort", "error"]
 
@@ -50,6 +52,12 @@ class MeanRemaining(Protocol):
 
     def mean_remaining(self, request_id: str, generated: int) -> float:
         """Expected tokens to come."""
+
+
+class Counted(Protocol):
+    """A brain with metrics, to which the scheduler adds those of its own: no metric is written by both."""
+
+    metrics: MetricsWriter
 
 
 class Watcher:

@@ -68,7 +68,7 @@ METRICS = (
     _by_readout("refused_rows", "counter", "Feature rows that could not be used (NaN, infinite, of another width)."),
     _by_readout("updates", "counter", "Updates of a readout by finished requests, those of a resumed state included."),
     _by_readout("armed_readout", "gauge", "1 where the schedule may follow a readout, else 0."),
-    Metric("mode", "gauge", "1 for the mode in force.", "mode", ("shadow", "armed")),
+    Metric("mode", "gauge", "1 for the mode in force: shadow is vLLM's own order.", "mode", ("shadow", "armed")),
     Metric("readout_version", "gauge", "Times that the predictions of live requests were renewed."),
     Metric("rescored_requests", "counter", "Predictions of live engine requests that were renewed."),
     Metric("state_saves", "counter", "Learned states that were saved.", "outcome", ("saved", "failed")),
@@ -76,9 +76,14 @@ METRICS = (
     Metric("slot_waits", "counter", "Steps that resident engine requests spent without a decode slot."),
     Metric("wait_cap_promotions", "counter", "Engine requests that went first because they had waited for too long."),
     Metric("evictions", "counter", "Residents that gave their KV cache to a waiting engine request."),
-    Metric("blocked_requests", "gauge", "Waiting engine requests that no order can admit (LoRA, grammar, remote KV)."),
-    Metric("captures_missed", "counter", "Engine requests that finished without their hidden state having come in."),
+    Metric("blocked_requests", "gauge", "Waiting engine requests that vLLM has put off (LoRA, grammar, remote KV)."),
+    Metric("captures_missed", "counter", "Labels of engine requests whose hidden state never came in."),
 )
+OF_THE_SCHEDULER = (
+    *(("mode", "shadow"), ("mode", "armed"), ("gated_requests", ""), ("slot_waits", "")),
+    *(("wait_cap_promotions", ""), ("evictions", ""), ("blocked_requests", "")),
+)
+"""Written by the scheduler's thread, with the value of the label; the others are the brain's."""
 
 
 class MetricsWriter:

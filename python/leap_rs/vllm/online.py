@@ -61,6 +61,8 @@ class Live:
     length: RemainingTable | None = None
     """Where the client has settled it."""
     known: dict[str, Known] = field(default_factory=dict)
+    captured: bool = False
+    """Whether its hidden state has come in, of use or not."""
 
 
 class OnlineBrain:
@@ -136,7 +138,10 @@ class OnlineBrain:
     def state(self, request_id: str, row: npt.NDArray[np.float32] | npt.NDArray[np.float16]) -> None:
         """The hidden state of a request's last prompt token has come in."""
         live = self._live.get(request_id)
-        if live is not None and not live.limits.forced and "state" in self._learners:
+        if live is None:
+            return
+        live.captured = True
+        if not live.limits.forced and "state" in self._learners:
             # The buffer that it lies in is written again in the next step.
             self._predict("state", live, lambda: np.array(row))
 
@@ -226,6 +231,8 @@ class OnlineBrain:
                 # Serving matters more than learning: what was predicted stays, and orders nothing.
                 self.fault = f"{type(error).__name__}: {error}"
                 LOG.exception("leap: learning has stopped, so the order is first come first served from now on")
+                for name in self._learners:
+                    self.metrics.set("armed_readout", 0.0, name)
                 return
             finally:
                 if settled is not None:
@@ -261,7 +268,7 @@ class OnlineBrain:
         self._finished += 1
         self._finished_tokens += min(what.tokens, self.settings.max_tokens)
         self.metrics.observe("output_tokens", what.tokens)
-        if "state" in self._learners and "state" not in live.known:
+        if "state" in self._learners and not live.captured:
             self.metrics.add("captures_missed")
         for name, known in live.known.items():
             if known.first is not None:
@@ -357,8 +364,6 @@ class OnlineBrain:
             if learner.fault is not None:
                 self._tell(f"fault {name}", f"the {name} readout has left labels out: {learner.fault}")
         self.metrics.set("readout_version", self._version)
-        self.metrics.set("mode", float(self.armed), "armed")
-        self.metrics.set("mode", float(not self.armed), "shadow")
 
     # How it starts.
 

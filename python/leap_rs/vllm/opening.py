@@ -51,7 +51,7 @@ def _resume(
     if settings.state_dir is None:
         return None, {}, {}
     widths = {name: one.width for name, one in wanted.items()}
-    identity = Identity(settings.model, settings.layer, settings.max_tokens, widths, origin)
+    identity = Identity(settings.weights or settings.model, settings.layer, settings.max_tokens, widths, origin)
     try:
         store = open_store(settings.state_dir, settings.engine, identity, check)
     except LeapError as error:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from .brain import Brain, Reason
 from .compat import LOG
+from .metrics import MetricsWriter
 from .options import LeapOptions
 
 # exp() of what lies within stays a positive finite number.
@@ -56,6 +57,7 @@ class Ranker:
         self._live: dict[str, Live] = {}
         self._arrived = 0
         self._mean_remaining: Callable[[str, int], float] | None = getattr(brain, "mean_remaining", None)
+        self.metrics: MetricsWriter | None = getattr(brain, "metrics", None)
         self.fault: str | None = None
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import vllm
@@ -21,6 +22,7 @@ from leap_rs._leap import ConfigError
 from .brain import Brain, Watcher
 from .compat import LOG, Engine, check
 from .evict import Claim, Evictor, Resident
+from .metrics import OF_THE_SCHEDULER
 from .options import LeapOptions, given, parse
 from .order import Ranker
 from .slots import Plan, Slots, sort
@@ -96,6 +98,8 @@ class _Levers:
         self._leap_blocked: str | None = None
         self._leap_told: str | None = None
         self.leap_adapter_waits = 0
+        self.leap_promotions = 0
+        self._leap_shown: tuple[int, ...] = (0,) * len(OF_THE_SCHEDULER)
         seats = self.max_num_running_reqs
         slots = min(self.leap_options.decode_slots or seats, seats)
         adapters = self.lora_config.max_loras if self.lora_config else None
@@ -108,6 +112,9 @@ class _Levers:
             if self._leap_engine.skipped_queue:
                 self.skipped_waiting: Any = WaitingQueue(self.leap, self.leap_options, holders_first=True)
                 self.leap_queues += (self.skipped_waiting,)
+        # An engine that goes on from a saved state may be armed before its first request.
+        self._leap_follow(self.leap.armed)
+        self._leap_show()
 
     # Requests come, are read, and go.
 
@@ -142,6 +149,11 @@ class _Levers:
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._leap_follow(self.leap.armed)
+        output = self._leap_step(args, kwargs)
+        self._leap_show()
+        return output
+
+    def _leap_step(self, args: Any, kwargs: Any) -> Any:
         drifting, self._leap_drifting = self._leap_drifting, []
         if not self._leap_armed:
             return self._leap_run([], [], args, kwargs) if not self._leap_settling else self._leap_settle(args, kwargs)
@@ -159,6 +171,8 @@ class _Levers:
         output = self._leap_run(plan.gated if plan is not None else [], evicted, args, kwargs)
         if plan is not None:
             self.leap_slots.scheduled(plan, output.num_scheduled_tokens)
+        # Those put back were only looked at: for a grammar that is not ready, at every step.
+        self.leap_promotions += sum(r.status == RequestStatus.RUNNING for q in self.leap_queues for r in q.promoted)
         self._leap_note_blocked(output)
         return output
 
@@ -175,6 +189,7 @@ class _Levers:
                 self.waiting.prepend_request(request)
         if evicted:
             output.preempted_req_ids = {*(output.preempted_req_ids or ()), *(r.request_id for r in evicted)}
+        self.leap_slots.passed_over(sum(request.status == RequestStatus.RUNNING for request in gated))
         self._leap_mark(output)
         return output
 
@@ -226,6 +241,19 @@ class _Levers:
 
     def _leap_groups(self) -> int:
         return max(len(self.kv_cache_config.kv_cache_groups), 1)
+
+    def _leap_show(self) -> None:
+        """Writes the metrics that are the scheduler's where they have changed: a step has no time to lose."""
+        # vLLM's own count of requests that it passed over, under the name that its version has.
+        put_off = self.skipped_waiting if self._leap_engine.skipped_queue else getattr(self, "deferred_waiting", ())
+        slots, armed = self.leap_slots, self._leap_armed
+        promotions, evictions = slots.promotions + self.leap_promotions, self.leap_evict.evictions
+        counts = (not armed, armed, slots.gated_requests, slots.slot_waits, promotions, evictions, len(put_off))
+        if self.leap.metrics is not None and counts != self._leap_shown:
+            for (name, value), count, shown in zip(OF_THE_SCHEDULER, counts, self._leap_shown, strict=True):
+                if count != shown:
+                    self.leap.metrics.set(name, count, value)
+            self._leap_shown = counts
 
     # Evictions.
 
@@ -345,6 +373,7 @@ def _brain_of(config: Any, options: LeapOptions) -> Brain:
     from .embedding import load_table
     from .online import OnlineBrain
     from .settings import BrainSettings
+    from .state import published
 
     model, parallel = config.model_config, config.parallel_config
     settings = BrainSettings.from_options(
@@ -355,4 +384,4 @@ def _brain_of(config: Any, options: LeapOptions) -> Brain:
         max_model_len=model.max_model_len,
         engine=getattr(parallel, "data_parallel_index", None) or getattr(parallel, "data_parallel_rank", 0) or 0,
     )
-    return OnlineBrain(settings, load_table(config))
+    return OnlineBrain(replace(settings, weights=published(model.model)), load_table(config))

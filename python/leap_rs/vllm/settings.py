@@ -32,6 +32,8 @@ class BrainSettings:
     state_every: int = 64
     engine: int = 0
     metrics_dir: Path | None = None
+    weights: str | None = None
+    """What a saved state goes by, if not `model`: the name under which a model is served may change."""
 
     @classmethod
     def from_options(

@@ -104,12 +104,15 @@ class Slots:
 
     def scheduled(self, plan: Plan, scheduled: dict[str, int]) -> None:
         """Takes note of who got to decode in the step that was planned."""
-        self.gated_requests = len(plan.gated)
-        self.slot_waits += len(plan.gated)
         self.promotions += plan.promoted
         names = [request.request_id for request in plan.contenders]
         self._waited = {name: self._waited.get(name, 0) + 1 for name in names if name not in scheduled}
         self._holders = {name for name in names if name in scheduled} if plan.gated else set()
+
+    def passed_over(self, residents: int) -> None:
+        """Counts those who stayed resident in a step and were kept from it."""
+        self.gated_requests = residents
+        self.slot_waits += residents
 
     def _key(self, request: Any) -> tuple[float, int]:
         return self._ranker.key(request, memory=False), self._ranker.live(request).number

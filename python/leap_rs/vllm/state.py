@@ -39,6 +39,12 @@ class Identity:
     """What learning started from."""
 
 
+def published(model: str) -> str:
+    """A model's published name where vLLM, told to stay offline, knows it by its place in the hub's cache; else as given."""
+    cached = re.search(r"/models--([^/]+)/snapshots/[^/]+/?$", model)
+    return cached[1].replace("--", "/", 1) if cached else model
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A saved state: the files of its readouts, and what else was saved."""

@@ -45,7 +45,8 @@ class WaitingQueue:
         self._to_rescore: deque[int] = deque()
         self._now = 0.0
         self.armed = False
-        self.promotions = 0
+        # Taken out in this step before who was first by key. Whether they were admitted or put back, vLLM knows.
+        self.promoted: list[Any] = []
 
     def _empty(self) -> AgingQueue:
         return AgingQueue(self._options.aging_rate, memory_weight=self._options.memory_weight)
@@ -79,8 +80,11 @@ class WaitingQueue:
         if not self.armed:
             return self._fcfs.popleft()
         number = self._first()
-        self.promotions += number != self._by_key.peek()
-        return self._take(number)
+        early = number != self._by_key.peek()
+        request = self._take(number)
+        if early:
+            self.promoted.append(request)
+        return request
 
     def remove_request(self, request: Any) -> None:
         if self.armed:
@@ -125,6 +129,7 @@ class WaitingQueue:
     def begin_step(self, now: float) -> None:
         """Sets the time by which waits are judged: one for a whole step, so that a peek and the pop after it agree."""
         self._now = now
+        self.promoted.clear()
 
     def head(self) -> tuple[bool, float, int] | None:
         """How urgent the first is, comparable between queues: whether it is not overdue; since when, or its key; its number."""

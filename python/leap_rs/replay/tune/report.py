@@ -11,8 +11,6 @@ from rich.table import Table
 from leap_rs.replay.conclude import number
 from leap_rs.replay.report import WIDTH, cell, interval_cell, paragraph, print_table
 
-from .server import PLUGIN
-
 BEST = 6
 # Width of `-76.0±0.8`, so that values and changes stand below each other.
 CHANGE = 10
@@ -78,8 +76,9 @@ def _ordered(document: Mapping[str, Any]) -> bool:
 
 
 def _remarks(document: Mapping[str, Any]) -> list[str]:
-    lines = []
-    lines.append(f'The plugin {PLUGIN} is under construction: try it with "mode": "shadow" first.')
+    lines = [
+        'Try it with "mode": "shadow" in the JSON first: it predicts, learns and shows both, and changes no order.'
+    ]
     used = [used["path"] for used in document["config"]["readouts"].values() if used is not None]
     if used and (_ordered(document) or document["server_at_stock"] is not None):
         lines.append(

@@ -11,8 +11,7 @@ from leap_rs.replay.options import Options
 
 from .space import Candidate
 
-PLUGIN = "leap_rs.vllm"
-SCHEDULER = f"{PLUGIN}.LeapScheduler"
+SCHEDULER = "leap_rs.vllm.LeapScheduler"
 # What the commands say themselves.
 _OWN = ("policies", "load", "sweep", "max_num_seqs", "decode_slots", "num_prompts")
 

@@ -126,6 +126,11 @@ def labelled(
     if not rows.known.all():
         count = int((~rows.known).sum())
         notes.append(f"{count} answers were cut before {max_tokens} tokens: their length is not known, so left out")
+    notes += [
+        f"{trace.path}: {count} answers had a length that their client had settled: left out"
+        for trace in (*training, *judging)
+        if (count := int(data.forced(trace).sum()))
+    ]
     judged = {}
     for trace in judging:
         if column not in trace.frame.columns:

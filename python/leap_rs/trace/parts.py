@@ -7,7 +7,7 @@ interleaved. Several engines, and a server that was started again, are put on on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +75,8 @@ class PartsReader:
         options.refuse_unit(path, "the leap format is in seconds")
         parts = opened(path)
         metadata = {key: value for key, value in parts[0].metadata.items() if key != START_KEY}
-        return Stream(interleaved(parts), path, self.name, metadata)
+        frames = swept([(part.first, part.frame) for part in parts], _KEY)
+        return Stream(frames, path, self.name, metadata)
 
 
 def opened(directory: Path) -> list[Part]:
@@ -94,13 +95,16 @@ def opened(directory: Path) -> list[Part]:
     return sorted(moved, key=lambda part: part.first)
 
 
-def interleaved(parts: Sequence[Part]) -> Iterator[pl.DataFrame]:
-    """All rows of parts that are ordered by their first arrivals."""
+def swept(parts: Sequence[tuple[float, Callable[[], pl.DataFrame]]], key: str) -> Iterator[pl.DataFrame]:
+    """All rows by `key` of frames that are each ordered by it; they come with their first keys, ordered by those.
+
+    No more is in memory than may still be followed by a row that belongs before it.
+    """
     held: pl.DataFrame | None = None
-    for part, following in zip(parts, [*parts[1:], None], strict=True):
-        frame = part.frame()
-        held = frame if held is None else pl.concat([held, frame]).sort(_KEY, maintain_order=True)
-        due = held.height if following is None else int(held[_KEY].search_sorted(following.first, side="left"))
+    for (_, read), following in zip(parts, [*parts[1:], None], strict=True):
+        frame = read()
+        held = frame if held is None else pl.concat([held, frame]).sort(key, maintain_order=True)
+        due = held.height if following is None else int(held[key].search_sorted(following[0], side="left"))
         if due:
             yield held.head(due)
             held = held.slice(due)

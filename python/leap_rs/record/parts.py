@@ -9,8 +9,9 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import polars as pl
 from leap_rs._leap import ConfigError, LeapError
 from leap_rs.trace import load, schema
 from leap_rs.trace.files import reason, replacing
-from leap_rs.trace.parquet import check_target, write_parts
+from leap_rs.trace.parquet import ARRIVALS_KEY, NO_ARRIVALS, check_target, write_parts
 from leap_rs.trace.parts import START_KEY, part_files, swept
 
 MANIFEST = "options.json"
@@ -63,12 +64,16 @@ class Parts:
 
     def finish(self, source: str) -> int:
         """Writes the one trace, ordered by the rows of the prompts, and removes the parts; returns its requests."""
-        files = part_files(self.directory)
+        files = _by_first_row(part_files(self.directory))
         if not files:
             raise LeapError(f"{self.directory}: nothing was recorded, and the log of the engine says why")
-        first = load(files[0]).metadata
+        first = load(files[0][1]).metadata
         metadata = {key: value for key, value in first.items() if key != START_KEY}
-        metadata |= {"source": f"{source}; {first.get('source', '')}", "sampling": self.sampling or ""}
+        metadata |= {
+            "source": f"{source}; {first.get('source', '')}",
+            "sampling": self.sampling or "",
+            ARRIVALS_KEY: NO_ARRIVALS,
+        }
         written = write_parts(_in_order(files), self.out, metadata)
         shutil.rmtree(self.directory, ignore_errors=True)
         return written
@@ -139,10 +144,14 @@ def _answers(file: Path) -> pl.DataFrame:
     return load(file).frame.filter(_WHOLE).with_columns(_ROW_OF.alias(_ROW)).sort(_ROW)
 
 
-def _in_order(files: list[Path]) -> Iterator[pl.DataFrame]:
-    firsts = [(file, _answers(file).get_column(_ROW).min()) for file in files]
-    having = sorted(((first, file) for file, first in firsts if isinstance(first, int)), key=lambda pair: pair[0])
-    for frame in swept([(first, lambda file=file: _answers(file)) for first, file in having], _ROW):  # type: ignore[misc]
+def _by_first_row(files: Sequence[Path]) -> list[tuple[int, Path]]:
+    """The parts that hold answers, with the first row of each."""
+    rows = [(_answers(file).get_column(_ROW), file) for file in files]
+    return sorted((int(of_file[0]), file) for of_file, file in rows if len(of_file))
+
+
+def _in_order(files: Sequence[tuple[int, Path]]) -> Iterator[pl.DataFrame]:
+    for frame in swept([(first, partial(_answers, file)) for first, file in files], _ROW):
         # An engine that outlives its command may answer what the next one answers, too.
         once = frame.unique(_ROW, keep="first", maintain_order=True)
         yield once.with_columns(pl.col(_ROW).cast(pl.String).alias("request_id"), arrival_s=0.0).drop(

@@ -34,7 +34,7 @@ PART_S = 60.0
 POLL_S = 0.2
 CLOSE_S = 10.0
 """So long an engine that shuts down waits for the last part."""
-MOST_WAITING = 1024
+MOST_WAITING = 4096
 """Finished requests that may wait for the recorder's thread, prompts included: more only where a disk hangs."""
 MOST_ROWS = 4096
 """Rows that are kept in memory while they cannot be written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -135,11 +136,25 @@ def test_every_option_is_part_of_it_but_those_that_leave_answers_alone() -> None
 def test_another_sampling_of_the_model_is_refused(tmp_path: Path) -> None:
     parts = opened(tmp_path / "trace.parquet")
     parts.settle_sampling(SAMPLING)
+    record(parts, [1])
     parts.close()
     parts = opened(tmp_path / "trace.parquet")
     with pytest.raises(ConfigError, match=r"was sampled with .*, now it would be temperature 0\.6"):
         parts.settle_sampling("temperature 0.6")
     parts.close()
+
+
+def test_before_the_first_answer_options_may_change(tmp_path: Path) -> None:
+    opened(tmp_path / "trace.parquet").close()
+    assert not list(tmp_path.iterdir())
+    parts = opened(tmp_path / "trace.parquet")
+    # As after a kill.
+    os.close(parts._lock)
+    parts = opened(tmp_path / "trace.parquet", dtype="float32")
+    record(parts, [1])
+    parts.close()
+    with pytest.raises(ConfigError, match="begun with dtype float32, not None"):
+        opened(tmp_path / "trace.parquet")
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:

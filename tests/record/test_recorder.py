@@ -312,7 +312,7 @@ def test_killed_at_any_moment_it_leaves_whole_parts(tmp_path: Path) -> None:
     script = KILLED.format(tests=str(Path(__file__).parent), directory=tmp_path / "rec").replace(
         "PosixPath", "__import__('pathlib').Path"
     )
-    for lines in (60, 150, 333):
+    for lines in (60, 250):
         with subprocess.Popen(
             [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment()
         ) as process:

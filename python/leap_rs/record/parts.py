@@ -79,7 +79,9 @@ class Parts:
         return written
 
     def close(self) -> None:
-        """Lets others write."""
+        """Lets others write. Where nothing was recorded, nothing is left."""
+        if not part_files(self.directory):
+            shutil.rmtree(self.directory, ignore_errors=True)
         os.close(self._lock)
 
 
@@ -104,7 +106,7 @@ def open_parts(out: Path, options: Mapping[str, Any]) -> Parts:
         raise LeapError(f"{directory}: cannot be written: {reason(error)}") from error
     try:
         parts = Parts(out, directory, dict(options), None, lock)
-        if manifest.exists():
+        if part_files(directory):
             parts.sampling = _agreed(manifest, options)
         else:
             parts.save()

@@ -25,7 +25,7 @@ from leap_rs.trace import load
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(3000)]
 
-LAYER, SAVE_EVERY, MAX_TOKENS, MAX_MODEL_LEN = 20, 4, 32, 256
+LAYER, SAVE_EVERY, MAX_TOKENS, MAX_MODEL_LEN = 20, 4, 24, 256
 NOUNS = ("river", "lamp", "harbour", "engine", "garden", "letter", "copper", "window")
 TEXTS = [
     f"{('Name', 'Describe in one sentence', 'Say yes or no: do you like')[i % 3]} "

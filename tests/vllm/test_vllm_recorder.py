@@ -67,9 +67,7 @@ def test_every_request_is_recorded_as_it_came_out(
     asynchronous: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = jobs(80)
-    setup = Setup(
-        async_scheduling=asynchronous, blocks=60, leap={"record": str(tmp_path / "rec"), "record_every": 16, "layer": 2}
-    )
+    setup = Setup(async_scheduling=asynchronous, blocks=60, leap={"record": str(tmp_path / "rec"), "record_every": 16})
     outcome = serve(setup, served, monkeypatch, tmp_path).outcome
     plain = serve(replace(setup, leap={}), served, monkeypatch, tmp_path).outcome
     assert (outcome.tokens, outcome.finish_s) == (plain.tokens, plain.finish_s)

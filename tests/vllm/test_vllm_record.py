@@ -25,7 +25,9 @@ from leap_rs.trace import load
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(3000)]
 
-LAYER, SAVE_EVERY, MAX_TOKENS, MAX_MODEL_LEN = 20, 4, 24, 256
+LAYER, SAVE_EVERY, MAX_TOKENS, MAX_MODEL_LEN = 20, 4, 32, 256
+# Not all that may start together fit into a step.
+ENGINE = '{"enforce-eager": true, "max_num_batched_tokens": 256}'
 NOUNS = ("river", "lamp", "harbour", "engine", "garden", "letter", "copper", "window")
 TEXTS = [
     f"{('Name', 'Describe in one sentence', 'Say yes or no: do you like')[i % 3]} "
@@ -66,7 +68,7 @@ def recorded(smollm: Path, environment: dict[str, str], tmp_path_factory: pytest
         return [
             sys.executable, "-c", "from leap_rs.record.command import main; main()", str(smollm), str(prompts),
             "--out", str(to), "--max-tokens", str(MAX_TOKENS), "--max-model-len", str(MAX_MODEL_LEN), "--layer", str(LAYER),
-            "--dtype", "float32", "--max-num-seqs", "4", "--engine-args", '{"enforce-eager": true}',
+            "--dtype", "float32", "--max-num-seqs", "8", "--engine-args", ENGINE,
             "--save-every", str(SAVE_EVERY), "--seed", str(seed), "--json",
         ]  # fmt: skip
 

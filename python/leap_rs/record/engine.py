@@ -52,7 +52,7 @@ class Engine:
         if options.layer is not None:
             leap["layer"] = options.layer
         given = {"max_num_seqs": options.max_num_seqs, "max_model_len": options.max_model_len, "dtype": options.dtype}
-        arguments = {
+        arguments: dict[str, Any] = {
             "seed": options.seed,
             **{name: value for name, value in given.items() if value is not None},
             **options.engine_args,
@@ -62,7 +62,11 @@ class Engine:
         }
         try:
             from vllm import LLM
+            from vllm.platforms import current_platform
 
+            if current_platform.is_cpu():
+                # After a step with a part of a prompt vLLM winds the request's generator back, which those of CPUs cannot.
+                arguments.setdefault("enable_chunked_prefill", False)
             llm = LLM(**arguments)
         except LeapError:
             raise

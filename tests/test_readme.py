@@ -13,6 +13,7 @@ from typer.main import get_command
 from leap_rs import ReplayResult
 from leap_rs.calibrate import command as calibrate
 from leap_rs.fit import command as fit
+from leap_rs.record import command as record
 from leap_rs.replay import command as replay
 from leap_rs.trace import command as trace
 
@@ -27,6 +28,7 @@ COMMANDS = {
     "leap-trace": (trace.app, trace.expand),
     "leap-calibrate": (calibrate.app, list),
     "leap-fit": (fit.app, fit.expand),
+    "leap-record": (record.app, list),
     "leap-replay": (replay.app, replay.expand),
 }
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from leap_rs._leap import ConfigError, TraceError
-from leap_rs.trace import Trace
+from leap_rs.trace import Trace, schema
 
 Kind = Literal["state", "prompt"]
 
@@ -69,11 +69,11 @@ def require_known(traces: Sequence[Trace], rows: Labelled) -> None:
     """Refuse traces in which no answer that could be learned from ended by itself, or all those are as long."""
     lengths = rows.lengths[rows.known]
     if len(lengths) < 2:
-        aborted = sum(trace.frame.height for trace in traces) - len(rows)
+        useless = sum(trace.frame.height for trace in traces) - len(rows)
         known = "no answer has" if len(lengths) == 0 else "one answer alone has"
         raise TraceError(
             f"{named(traces)}: nothing to fit a readout on: {known} a known length ({len(rows) - len(lengths)} were cut "
-            f"before {rows.max_tokens} tokens, {aborted} were aborted)"
+            f"before {rows.max_tokens} tokens, {useless} were aborted or forced to a length)"
         )
     if (lengths == lengths[0]).all():
         raise TraceError(
@@ -96,7 +96,7 @@ def require_same_features(traces: Sequence[Trace]) -> None:
 
 
 def labelled(trace: Trace, column: str, max_tokens: int) -> Labelled:
-    """The requests that say something about a length, which aborted ones do not; lengths end at `max_tokens`."""
+    """The requests that say something about a length, which `finished` ones do; lengths end at `max_tokens`."""
     frame = finished(trace, column)
     lengths = frame["output_tokens"].to_numpy()
     limits = frame["max_tokens"].to_numpy() if "max_tokens" in frame.columns else np.full_like(lengths, max_tokens)
@@ -108,10 +108,17 @@ def labelled(trace: Trace, column: str, max_tokens: int) -> Labelled:
 
 
 def finished(trace: Trace, column: str) -> pl.DataFrame:
-    """The rows of requests that were not aborted: this column and what says how they ended."""
+    """The rows of requests that neither were aborted nor had a length forced on them: this column and how they ended."""
     columns = ("output_tokens", "max_tokens", "finish_reason", column)
-    frame = trace.frame.select(name for name in columns if name in trace.frame.columns)
+    frame = trace.frame.filter(~forced(trace)).select(name for name in columns if name in trace.frame.columns)
     return frame.filter(pl.col("finish_reason") != "abort") if "finish_reason" in frame.columns else frame
+
+
+def forced(trace: Trace) -> pl.Series:
+    """Which answers have a length that their client had settled before the first token."""
+    if schema.FORCED in trace.frame.columns:
+        return trace.frame[schema.FORCED]
+    return pl.repeat(False, trace.frame.height, eager=True)
 
 
 def stacked(column: str, traces: Sequence[Trace], parts: Sequence[Labelled]) -> Labelled:

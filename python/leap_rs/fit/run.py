@@ -20,6 +20,7 @@ from leap_rs.fit.readouts import fit, meta, path_of, train_spearman
 from leap_rs.fit.targets import TargetScores
 from leap_rs.trace import Trace, load
 from leap_rs.trace.files import reason
+from leap_rs.trace.model import NO_TIMES
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def run(traces: Sequence[Path], evaluation: Sequence[Path], out: Path, options: 
         raise LeapError(f"{out}: is a directory")
     training = [load(path) for path in traces]
     judging = [load(path) for path in evaluation]
-    notes = [line for trace in (*training, *judging) for line in trace.told()]
+    notes = [line for trace in (*training, *judging) for line in trace.told() if not line.endswith(NO_TIMES)]
 
     max_tokens = options.max_tokens or data.output_budget(training)
     data.require_variance(training, max_tokens)
@@ -126,6 +127,11 @@ def labelled(
     if not rows.known.all():
         count = int((~rows.known).sum())
         notes.append(f"{count} answers were cut before {max_tokens} tokens: their length is not known, so left out")
+    notes += [
+        f"{trace.path}: {count} answers had a length that their client had settled: left out"
+        for trace in (*training, *judging)
+        if (count := int(data.forced(trace).sum()))
+    ]
     judged = {}
     for trace in judging:
         if column not in trace.frame.columns:

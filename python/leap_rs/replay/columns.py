@@ -9,6 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 FINISH = {"stop": 0, "length": 1, "abort": 2}
+FORCED = "forced"
 SCORE_PREFIX = "score_"
 
 # Odd constants of a 64-bit mixer (splitmix64); any fixed ones would do, since block hashes only have to differ.
@@ -40,6 +41,9 @@ def to_columns(frame: pl.DataFrame, *, trace_block: int, engine_block: int) -> t
             columns[name] = np.ascontiguousarray(frame[name].to_numpy(), dtype=np.uint32)
     if "finish_reason" in frame.columns:
         codes = frame["finish_reason"].replace_strict(FINISH, return_dtype=pl.UInt8)
+        if FORCED in frame.columns:
+            # What a client had settled says no more of natural lengths than what it aborted.
+            codes = codes.set(frame[FORCED], FINISH["abort"])
         columns["finish"] = np.ascontiguousarray(codes.to_numpy())
     for name in ("features", "prompt_features"):
         if name in frame.columns:

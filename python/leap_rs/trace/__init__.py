@@ -20,6 +20,7 @@ from leap_rs.trace.files import existing_file, head
 from leap_rs.trace.model import LeftOut, Reader, ReadOptions, Stream, Trace, Unit
 from leap_rs.trace.mooncake import GmiReader, MooncakeReader, RagPulseReader
 from leap_rs.trace.parquet import LeapReader, write_trace
+from leap_rs.trace.parts import PartsReader
 from leap_rs.trace.vllm_bench import VllmBenchReader
 
 __all__ = [
@@ -115,8 +116,10 @@ def read_trace(
 
 
 def _opened(path: str | os.PathLike[str], options: ReadOptions | None) -> tuple[Path, Reader, ReadOptions]:
-    file, options = existing_file(path), options or ReadOptions()
-    reader = _reader(file)
+    options = options or ReadOptions()
+    directory = PartsReader().sniff(Path(path))
+    file = Path(path) if directory else existing_file(path)
+    reader = PartsReader() if directory else _reader(file)
     if options.run is not None and not isinstance(reader, VllmBenchReader):
         raise ConfigError(f"{file}: run {options.run} cannot be chosen: a {reader.name} file holds one recording")
     return file, reader, options

@@ -14,9 +14,8 @@ import polars as pl
 from leap_rs._leap import ConfigError
 from leap_rs.trace import open_stream
 from leap_rs.trace.combine import Combined, combine
-from leap_rs.trace.foreign import NO_TIMES
-from leap_rs.trace.model import LeftOut, ReadOptions, Stream
-from leap_rs.trace.parquet import check_target, write_parts
+from leap_rs.trace.model import NO_TIMES, LeftOut, ReadOptions, Stream
+from leap_rs.trace.parquet import ARRIVALS_KEY, check_target, write_parts
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def convert(paths: Sequence[Path], out: Path, options: ReadOptions, changes: Cha
     if changes.model is not None:
         whole.metadata["model"] = changes.model
     if changes.request_rate is not None:
-        whole.metadata["arrivals"] = (
+        whole.metadata[ARRIVALS_KEY] = (
             f"Gamma, {changes.request_rate:g} requests/s, burstiness {changes.burstiness:g}, seed {changes.seed}"
         )
     whole.frames = _changed(whole.frames, changes)
@@ -110,7 +109,7 @@ def convert(paths: Sequence[Path], out: Path, options: ReadOptions, changes: Cha
     if changes.request_rate is not None:
         for stream in streams:
             stream.notes.remove(NO_TIMES)
-        written.notes.append(f"arrival times are drawn: {whole.metadata['arrivals']}")
+        written.notes.append(f"arrival times are drawn: {whole.metadata[ARRIVALS_KEY]}")
     if changes.head is not None and written.requests == changes.head:
         written.notes.append(f"the first {changes.head} requests; anything after them was not read")
     return written

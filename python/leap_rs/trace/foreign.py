@@ -16,11 +16,10 @@ import polars as pl
 from leap_rs._leap import TraceError
 from leap_rs.trace import schema
 from leap_rs.trace.arrivals import Joined, Plausibility
-from leap_rs.trace.model import LeftOut, Raw, ReadOptions, Stream, Trace
+from leap_rs.trace.model import NO_TIMES, LeftOut, Raw, ReadOptions, Stream, Trace
 from leap_rs.trace.order import in_order
 from leap_rs.trace.times import NS_PER_S
 
-NO_TIMES = "the format has no arrival times, so all requests arrive at once; --request-rate draws them"
 _TOKENS = (
     ("output_tokens", "no output tokens, so a failed request"),
     ("prompt_tokens", "no prompt tokens"),

@@ -13,6 +13,9 @@ from leap_rs._leap import ConfigError
 
 Unit = Literal["s", "ms", "us", "ns"]
 
+NO_TIMES = "there are no arrival times, so all requests arrive at once; --request-rate draws them"
+"""The note on a trace without times."""
+
 PER_SECOND: Mapping[Unit, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 UNIT_WORDS: Mapping[Unit, str] = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 

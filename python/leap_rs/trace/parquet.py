@@ -13,12 +13,16 @@ from polars.io.plugins import register_io_source
 from leap_rs._leap import TraceError
 from leap_rs.trace import schema
 from leap_rs.trace.files import head, reason, replacing
-from leap_rs.trace.model import ReadOptions, Stream, Trace
+from leap_rs.trace.model import NO_TIMES, ReadOptions, Stream, Trace
 
 MAGIC = b"PAR1"
 PART_ROWS = 262_144
 PART_BYTES = 64 * 2**20
 IDS_A_PASS = 8_000_000
+
+ARRIVALS_KEY = "arrivals"
+NO_ARRIVALS = "none"
+"""Of that key: every `arrival_s` is 0 because there was no traffic to record."""
 
 _ARROW_KEYS = ("ARROW:schema", "pandas")
 _DAMAGE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError)
@@ -42,13 +46,14 @@ class LeapReader:
             frame = pl.read_parquet(path, hive_partitioning=False, glob=False)
         except _DAMAGE as error:
             raise _damaged(path, error) from error
-        return Trace(schema.checked(frame, path, metadata), path, self.name, metadata)
+        return Trace(schema.checked(frame, path, metadata), path, self.name, metadata, notes=tuple(_notes(metadata)))
 
     def stream(self, path: Path, options: ReadOptions) -> Stream:
         """See `Reader`."""
         options.refuse_unit(path, "the leap format is in seconds")
         metadata = self._metadata(path)
-        return Stream(_parts(path, metadata), path, self.name, metadata)
+        notes = _notes(metadata)
+        return Stream(_parts(path, metadata), path, self.name, metadata, has_times=not notes, notes=notes)
 
     def _metadata(self, path: Path) -> dict[str, str]:
         with path.open("rb") as file:
@@ -64,6 +69,10 @@ class LeapReader:
         for key in _ARROW_KEYS:
             metadata.pop(key, None)
         return metadata
+
+
+def _notes(metadata: Mapping[str, str]) -> list[str]:
+    return [NO_TIMES] if metadata.get(ARRIVALS_KEY) == NO_ARRIVALS else []
 
 
 def _parts(path: Path, metadata: dict[str, str]) -> Iterator[pl.DataFrame]:

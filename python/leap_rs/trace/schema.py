@@ -25,6 +25,8 @@ UNIX_TIME_S = 1e8  # three years: no trace starts that long after its own start
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 _SMALLEST = {"prompt_tokens": 1, "output_tokens": 1, "max_tokens": 1, "prefix_tokens": 0}
 _STRINGS = ("request_id", "finish_reason", "domain", "tenant")
+FORCED = "forced"
+"""Whether the client had settled the length beforehand (`ignore_eos`, `min_tokens`): it is no label."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ def _checked_column(series: pl.Series, at: Rows) -> pl.Series:
         return _reals(series, at)
     if name == "prefix_blocks":
         return _blocks(series, at)
+    if name == FORCED:
+        return _flags(series, at)
     return series
 
 
@@ -203,6 +207,13 @@ def checked_features(series: pl.Series, at: Rows) -> pl.Series:
         row = int(bad[0])
         element = int(np.argmin(good[row]))
         raise at.fault(f"feature {element} is {values[row, element]}, not a finite number", column=series.name, row=row)
+    return series
+
+
+def _flags(series: pl.Series, at: Rows) -> pl.Series:
+    if series.dtype != pl.Boolean:
+        raise _wrong_type(series, at, "Boolean")
+    _refuse_nulls(series, at)
     return series
 
 

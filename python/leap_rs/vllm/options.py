@@ -81,6 +81,9 @@ class LeapOptions(_Options):
     state_every: Count = 64
     """Updates of the readouts from one saved state to the next."""
     record: Path | None = None
+    """Directory to which a trace of what is served is written."""
+    record_every: Count = 256
+    """Finished requests from one part of that trace to the next."""
 
     def has(self, lever: str) -> bool:
         """Whether the order acts at `lever`; order fcfs acts nowhere."""

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .brain import Brain, Reason
 from .compat import LOG
 from .metrics import MetricsWriter
 from .options import LeapOptions
+from .recorder import Recorder
 
 # exp() of what lies within stays a positive finite number.
 _LARGEST_LN = 690.0
@@ -28,6 +31,8 @@ class Live:
     arrival_s: float
     queued_s: float
     """When it last began to wait for admission: on arrival, or when it was preempted."""
+    row: Any = None
+    """Its hidden state, where what is served is recorded."""
 
 
 class Rank(NamedTuple):
@@ -46,12 +51,21 @@ class Rank(NamedTuple):
 class Ranker:
     """Asks the brain for the live requests, and makes keys of its answers."""
 
-    def __init__(self, brain: Brain, options: LeapOptions, clock: Callable[[], float], *, labels: bool = True) -> None:
+    def __init__(
+        self,
+        brain: Brain,
+        options: LeapOptions,
+        clock: Callable[[], float],
+        *,
+        labels: bool = True,
+        recorder: Recorder | None = None,
+    ) -> None:
         """`labels` False where an end says nothing of a length: every request then ends as an error."""
         self._brain = brain
         self._options = options
         self._clock = clock
         self._labels = labels
+        self._recorder = recorder
         # Arrivals are counted from the start of the engine: aging multiplies them, and digits are worth keeping.
         self._start_s = clock()
         self._live: dict[str, Live] = {}
@@ -95,18 +109,27 @@ class Ranker:
 
     def state(self, request_id: str, row: Any) -> None:
         """Hands a hidden state on, of a request that is still there."""
-        if request_id in self._live:
+        live = self._live.get(request_id)
+        if live is not None:
+            if self._recorder is not None:
+                # Those of a step lie in one buffer, which a row alone must not keep.
+                live.row = np.array(row)
             self._ask(lambda: self._brain.state(request_id, row), None)
 
     def finished(self, request: Any) -> None:
         """Lets a request go."""
-        if self._live.pop(request.request_id, None) is None:
+        live = self._live.pop(request.request_id, None)
+        if live is None:
             return
         reason = _reason(request) if self._labels else "error"
+        if self._recorder is not None:
+            self._recorder.finished(request, reason, live.number, live.arrival_s, live.row)
         self._ask(lambda: self._brain.finished(request.request_id, reason, request.num_output_tokens), None)
 
     def close(self) -> None:
-        """Shuts the brain down."""
+        """Shuts the recorder and the brain down."""
+        if self._recorder is not None:
+            self._recorder.close()
         self._ask(self._brain.close, None)
 
     def live(self, request: Any) -> Live:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import vllm
@@ -17,15 +16,22 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from leap_rs._leap import ConfigError
+from leap_rs import __version__
+from leap_rs._leap import ConfigError, PromptFeatures
 
 from .brain import Brain, Watcher
 from .compat import LOG, Engine, check
+from .decoder import layer_number
+from .embedding import load_table
 from .evict import Claim, Evictor, Resident
 from .metrics import OF_THE_SCHEDULER
+from .online import OnlineBrain
 from .options import LeapOptions, given, parse
 from .order import Ranker
+from .recorder import Recorder
+from .settings import BrainSettings
 from .slots import Plan, Slots, sort
+from .state import published
 from .waiting import WaitingQueue
 
 RequestQueue.register(WaitingQueue)
@@ -85,9 +91,14 @@ class _Levers:
             options = options.model_copy(update={"mode": "shadow"})
         self.leap_options: LeapOptions = options
         super().__init__(*args, **kwargs)
-        if brain is None:
-            brain = Watcher() if prefills_only else _brain_of(config, options)
-        self.leap: Ranker = Ranker(brain, options, clock, labels=not prefills_only)
+        recorder = None
+        if brain is None and prefills_only:
+            brain = Watcher()
+        elif brain is None:
+            settings, table = _settings_of(config, options), load_table(config)
+            recorder = _recorder_of(options, settings, table)
+            brain = OnlineBrain(settings, table)
+        self.leap: Ranker = Ranker(brain, options, clock, labels=not prefills_only, recorder=recorder)
         self._leap_version = self.leap.version
         self._leap_armed = False
         self._leap_settling = False
@@ -354,8 +365,8 @@ def _refuse(config: Any, options: LeapOptions) -> None:
         )
     if config.model_config.runner_type != "generate":
         raise ConfigError(f"runner {config.model_config.runner_type!r}: only generation has lengths to predict")
-    if options.record is not None:
-        raise ConfigError("additional_config: leap: record: this version writes no traces from a running server")
+    if options.record is not None and options.record.exists() and not options.record.is_dir():
+        raise ConfigError(f"additional_config: leap: record: {options.record} is a file, and parts need a directory")
     if options.has("evict") and config.kv_transfer_config is not None:
         raise ConfigError("additional_config: leap: levers: evict cannot be used with a KV connector")
     seats = config.scheduler_config.max_num_seqs
@@ -368,20 +379,22 @@ def _prefills_only(config: Any) -> bool:
     return transfer is not None and getattr(transfer, "kv_role", None) == "kv_producer"
 
 
-def _brain_of(config: Any, options: LeapOptions) -> Brain:
-    from .decoder import layer_number
-    from .embedding import load_table
-    from .online import OnlineBrain
-    from .settings import BrainSettings
-    from .state import published
-
+def _settings_of(config: Any, options: LeapOptions) -> BrainSettings:
     model, parallel = config.model_config, config.parallel_config
-    settings = BrainSettings.from_options(
+    return BrainSettings.from_options(
         options,
         model=model.served_model_name if isinstance(model.served_model_name, str) else model.model,
+        weights=published(model.model),
         layer=layer_number(model.hf_text_config.num_hidden_layers, options.layer),
         width=model.get_hidden_size(),
         max_model_len=model.max_model_len,
         engine=getattr(parallel, "data_parallel_index", None) or getattr(parallel, "data_parallel_rank", 0) or 0,
     )
-    return OnlineBrain(replace(settings, weights=published(model.model)), load_table(config))
+
+
+def _recorder_of(options: LeapOptions, settings: BrainSettings, table: PromptFeatures | None) -> Recorder | None:
+    if options.record is None:
+        return None
+    source = f"served by vLLM {vllm.__version__}, recorded by leap-rs {__version__}"
+    metadata = {"model": settings.model, "layer": settings.layer, "source": source}
+    return Recorder(options.record, settings.engine, metadata, table, options.record_every)

@@ -18,6 +18,9 @@ class BrainSettings:
     """What a brain is for, and how it predicts and learns."""
 
     model: str
+    """The name that the model is served under, which may change."""
+    weights: str | None = None
+    """What the model itself is called: a saved state goes by it, and a readout may."""
     layer: int | None = None
     width: int | None = None
     """Features of the hidden state; None where none is captured."""
@@ -32,17 +35,24 @@ class BrainSettings:
     state_every: int = 64
     engine: int = 0
     metrics_dir: Path | None = None
-    weights: str | None = None
-    """What a saved state goes by, if not `model`: the name under which a model is served may change."""
 
     @classmethod
     def from_options(
-        cls, options: Any, *, model: str, layer: int | None, width: int | None, max_model_len: int, engine: int = 0
+        cls,
+        options: Any,
+        *,
+        model: str,
+        weights: str | None = None,
+        layer: int | None,
+        width: int | None,
+        max_model_len: int,
+        engine: int = 0,
     ) -> BrainSettings:
         """From the plugin's options."""
         rls, arm = options.rls, options.arm
         return cls(
             model=model,
+            weights=weights,
             layer=layer,
             width=width,
             max_tokens=min(max_model_len, BUDGET),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,8 @@ class Wanted:
 
     name: str
     width: int
-    model: str
+    models: tuple[str, ...]
+    """What the model is called, the name that it is served under first."""
     layer: int | None
     max_tokens: int
 
@@ -92,8 +94,8 @@ def _from_file(wanted: Wanted, path: Path, settings: LearnSettings, tell: Callab
     if readout.d != wanted.width:
         raise ReadoutError(f"{path}: reads {readout.d} features, the model gives {wanted.width}")
     model, layer = readout.meta.get("model"), readout.meta.get("layer")
-    if model and _bare(model) != _bare(wanted.model):
-        raise ReadoutError(f"{path}: is for model {model}, not for {wanted.model}")
+    if model and _bare(model) not in map(_bare, wanted.models):
+        raise ReadoutError(f"{path}: is for model {model}, not for {wanted.models[0]}")
     if wanted.name == "state" and layer is not None and wanted.layer is not None and int(layer) != wanted.layer:
         raise ReadoutError(f"{path}: is for layer {layer}, not for layer {wanted.layer}")
     online = OnlineReadout(readout, batch=settings.batch, forgetting=settings.forgetting)
@@ -104,4 +106,8 @@ def _from_file(wanted: Wanted, path: Path, settings: LearnSettings, tell: Callab
 
 def _bare(model: object) -> str:
     """A model's name without its owner or directory: a served path and a published name are to compare."""
-    return str(model).rstrip("/").replace("\\", "/").rsplit("/", 1)[-1].casefold()
+    path = str(model).rstrip("/").replace("\\", "/")
+    # Where vLLM is told to stay offline it knows a published model by its place in the hub's cache only.
+    cached = re.search(r"/models--([^/]+)/snapshots/[^/]+$", path)
+    name = cached[1].rsplit("--", 1)[-1] if cached else path.rsplit("/", 1)[-1]
+    return name.casefold()

@@ -350,6 +350,7 @@ def _brain_of(config: Any, options: LeapOptions) -> Brain:
     settings = BrainSettings.from_options(
         options,
         model=model.served_model_name if isinstance(model.served_model_name, str) else model.model,
+        aliases=(model.model,),
         layer=layer_number(model.hf_text_config.num_hidden_layers, options.layer),
         width=model.get_hidden_size(),
         max_model_len=model.max_model_len,

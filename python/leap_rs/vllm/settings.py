@@ -18,6 +18,8 @@ class BrainSettings:
     """What a brain is for, and how it predicts and learns."""
 
     model: str
+    aliases: tuple[str, ...] = ()
+    """Other names of the model: a readout may have been fitted under one of them."""
     layer: int | None = None
     width: int | None = None
     """Features of the hidden state; None where none is captured."""
@@ -35,12 +37,21 @@ class BrainSettings:
 
     @classmethod
     def from_options(
-        cls, options: Any, *, model: str, layer: int | None, width: int | None, max_model_len: int, engine: int = 0
+        cls,
+        options: Any,
+        *,
+        model: str,
+        layer: int | None,
+        width: int | None,
+        max_model_len: int,
+        engine: int = 0,
+        aliases: tuple[str, ...] = (),
     ) -> BrainSettings:
         """From the plugin's options."""
         rls, arm = options.rls, options.arm
         return cls(
             model=model,
+            aliases=aliases,
             layer=layer,
             width=width,
             max_tokens=min(max_model_len, BUDGET),

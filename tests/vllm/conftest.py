@@ -138,7 +138,7 @@ def tokenised(environment: dict[str, str], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def answers(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """transformers' greedy answers of 32 tokens to user messages."""
+    """transformers' greedy answers of 24 tokens to user messages."""
     known: dict[tuple[str, ...], list[str]] = {}
 
     def made(path: Path, texts: Sequence[str]) -> list[str]:

@@ -14,12 +14,11 @@ QUESTIONS = (
     "What is the capital of France?",
     "What is 2 plus 3?",
     "Name a colour.",
-    "Write one sentence about the sea.",
     "How many legs does a spider have?",
     "Is water wet? Answer yes or no.",
     "What is the opposite of hot?",
-    "Say hello.",
 )
+ANSWER = 24
 _THINGS = ("a boat", "the moon", "a river", "an old house", "a teacher", "the winter", "a horse", "a small town")
 _TASKS = (
     "Write one sentence about {}.",

@@ -14,6 +14,7 @@ pytest.importorskip("vllm.version")
 
 from fake_worker import AsyncScheduler, FakeEngine, Job, Oracle, Scheduler, Setup, prompt_of
 from vllm.config import KVTransferConfig
+from vllm.v1.request import RequestStatus
 
 from leap_rs import ConfigError
 from leap_rs.vllm import LeapScheduler
@@ -69,10 +70,21 @@ def test_it_hides_nothing_of_vllms_but_what_it_means_to() -> None:
         "shutdown",
         "_preempt_request",
         "_free_request",
+        "finish_requests",
     }
     assert all(
         name.startswith("_leap") or name == "_select_waiting_queue_for_scheduling" for name in methods - replaced
     )
+
+
+def test_what_was_learned_is_saved_when_all_requests_are_ended() -> None:
+    """So does vLLM when an engine is told to shut down, before it lets signals kill it."""
+    brain = Oracle()
+    scheduler = FakeEngine(Setup(leap={}), brain).scheduler
+    scheduler.finish_requests(["nobody"], RequestStatus.FINISHED_ABORTED)
+    assert brain.saved == 0
+    scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    assert brain.saved == 1
 
 
 def test_without_the_plugins_options_its_defaults_hold_and_nothing_is_armed() -> None:

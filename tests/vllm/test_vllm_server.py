@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_prompts import PROMPTS, QUESTIONS, check_every_metric
+from server_prompts import ANSWER, PROMPTS, QUESTIONS, check_every_metric
 from vllm_server import Samples, Server, at, bench, served, together
 
 from leap_rs import OnlineReadout
@@ -145,22 +145,23 @@ def left_early(server: Server) -> str:
 def test_answers_of_every_kind_at_once(server: Server, expected: list[str]) -> None:
     """Streams, whole answers, structured ones, four to a prompt, and a client that goes, on three slots for eight seats."""
     before, theirs = server.metrics(), finished(server)
-    greedy = [partial(streamed, server, question, 32) for question in QUESTIONS]
-    whole = [partial(server.text, question, 32) for question in QUESTIONS]
+    greedy = [partial(streamed, server, question, ANSWER) for question in QUESTIONS]
+    whole = [partial(server.text, question, ANSWER) for question in QUESTIONS]
     closed = [partial(structured, server, question) for question in QUESTIONS]
     several = partial(server.chat, "Name an animal.", 24, n=4, temperature=1.0, seed=7)
     made = together([partial(left_early, server), *greedy, *closed, several, *whole])
     assert made[0]
-    assert made[1:9] == expected
-    for answer in made[9:17]:
+    n = len(QUESTIONS)
+    assert made[1 : n + 1] == expected
+    for answer in made[n + 1 : 2 * n + 1]:
         assert answer.keys() == {"answer", "sure"}
         assert answer["answer"] in ("yes", "no")
         assert isinstance(answer["sure"], bool)
-    assert sorted(choice["index"] for choice in made[17]) == [0, 1, 2, 3]
-    assert made[18:] == expected
-    n = 3 * len(QUESTIONS) + 4
+    assert sorted(choice["index"] for choice in made[2 * n + 1]) == [0, 1, 2, 3]
+    assert made[2 * n + 2 :] == expected
+    ended = 3 * n + 4
     samples = server.wait("leap:labels_total", labels(before)["aborted"] + 1, kind="aborted")
-    samples = server.wait("leap:output_tokens_count", at(before, "leap:output_tokens_count") + n)
+    samples = server.wait("leap:output_tokens_count", at(before, "leap:output_tokens_count") + ended)
     check_every_metric(samples)
     now = finished(server)
     assert labels(samples) == {
@@ -172,7 +173,7 @@ def test_answers_of_every_kind_at_once(server: Server, expected: list[str]) -> N
     }
     for readout in ("prompt", "state"):
         predicted = at(samples, "leap:predictions_total", readout=readout)
-        assert predicted - at(before, "leap:predictions_total", readout=readout) == n + 1
+        assert predicted - at(before, "leap:predictions_total", readout=readout) == ended + 1
 
 
 def test_it_saves_when_it_is_stopped(server: Server, directory: Path) -> None:

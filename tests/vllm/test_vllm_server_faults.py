@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from server_prompts import QUESTIONS, check_every_metric
+from server_prompts import ANSWER, QUESTIONS, check_every_metric
 from vllm_server import Server, at, served, together
 
 from leap_rs import Readout
@@ -106,7 +106,7 @@ def warned(server: Server, *parts: str) -> int:
 
 
 def ask(server: Server, name: str) -> list[str]:
-    return together([partial(server.text, q, 32, f"{name}-{i}") for i, q in enumerate(QUESTIONS)])
+    return together([partial(server.text, q, ANSWER, f"{name}-{i}") for i, q in enumerate(QUESTIONS)])
 
 
 def test_readouts_that_do_not_fit(server: Server, directory: Path, expected: list[str]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import transformers
 
-ANSWER = 32
+ANSWER = 24
 SMALL = {
     "hidden_size": 256,
     "intermediate_size": 512,

@@ -103,6 +103,10 @@ class Ranker:
         reason = _reason(request) if self._labels else "error"
         self._ask(lambda: self._brain.finished(request.request_id, reason, request.num_output_tokens), None)
 
+    def save(self) -> None:
+        """Has the brain save what it has learned."""
+        self._ask(self._brain.save, None)
+
     def close(self) -> None:
         """Shuts the brain down."""
         self._ask(self._brain.close, None)

@@ -117,6 +117,8 @@ def test_the_benchmark_client(server: Server, environment: dict[str, str], tmp_p
     assert 1 <= at(samples, "leap:readout_version") <= 2 * updates
     assert at(samples, "leap:state_saves_total", outcome="saved") == 0
     assert at(samples, "leap:state_saves_total", outcome="failed") == 0
+    assert at(samples, "leap:slot_waits_total") > 0
+    assert at(samples, "leap:gated_requests") == 0, "nobody is there any more"
     # Nobody waits for what no key can give, or beyond a cap that is not set.
     assert at(samples, "leap:blocked_requests") == 0
     assert at(samples, "leap:wait_cap_promotions_total") == 0

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,12 @@ def engine_lock() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def lock() -> Callable[[], AbstractContextManager[None]]:
+    """`engine_lock`, for tests that start engines by themselves."""
+    return engine_lock
+
+
+@pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment of a process with vLLM and the plugin in it."""
     paths = [str(REPOSITORY / "python"), str(HERE)]
@@ -79,7 +85,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         info = tmp_path_factory.mktemp("site") / "leap_rs.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: leap-rs\nVersion: 0\n")
-        (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\nleap = {entry}\n")
+        logger = "[vllm.stat_logger_plugins]\nleap = leap_rs.vllm.stat_logger:LeapStatLogger\n"
+        (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\nleap = {entry}\n{logger}")
         paths.append(str(info.parent))
     return {
         **os.environ,
@@ -134,6 +141,20 @@ def tokenised(environment: dict[str, str], tmp_path_factory: pytest.TempPathFact
         return made
 
     return tokens
+
+
+@pytest.fixture(scope="session")
+def answers(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """transformers' greedy answers of 24 tokens to user messages."""
+    known: dict[tuple[str, ...], list[str]] = {}
+
+    def made(path: Path, texts: Sequence[str]) -> list[str]:
+        if tuple(texts) not in known:
+            out = _computed(environment, tmp_path_factory.mktemp("answers"), "answers", path, list(texts), "json")
+            known[tuple(texts)] = json.loads(out.read_text())
+        return known[tuple(texts)]
+
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -171,6 +171,7 @@ class Oracle:
         self.ended: dict[str, tuple[str, int]] = {}
         self.rows: dict[str, Any] = {}
         self.closed = False
+        self.saved = 0
 
     def arrived(self, request_id: str, prompt: Any, max_tokens: int, min_tokens: int, ignore_eos: bool) -> None:
         assert len(prompt) > 0
@@ -194,6 +195,9 @@ class Oracle:
     def finished(self, request_id: str, reason: str, output_tokens: int) -> None:
         assert request_id not in self.ended
         self.ended[request_id] = (reason, output_tokens)
+
+    def save(self) -> None:
+        self.saved += 1
 
     def close(self) -> None:
         self.closed = True

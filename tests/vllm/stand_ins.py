@@ -56,6 +56,8 @@ class Lengths:
     def finished(self, request_id: str, reason: str, output_tokens: int) -> None:
         self.ended.append((request_id, reason, output_tokens))
 
+    def save(self) -> None: ...
+
     def close(self) -> None: ...
 
 

@@ -15,6 +15,7 @@ from leap_rs._leap import Learner, OnlineReadout, PromptFeatures, RemainingTable
 from leap_rs.vllm.online import OnlineBrain
 from leap_rs.vllm.readouts import LearnSettings
 from leap_rs.vllm.settings import BrainSettings
+from leap_rs.vllm.state import published
 
 
 @pytest.fixture(scope="module")
@@ -466,6 +467,26 @@ def test_a_wrong_readout_is_told_and_learning_starts_from_zero(
     brain.settle()
     assert brain.metrics.get("predictions", "state") == 0
     assert math.isfinite(brain.remaining_key("a", 0))
+
+
+@pytest.mark.parametrize(
+    ("served", "loaded"),
+    [
+        ("smollm2-135m-instruct", "elsewhere"),
+        ("chat", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("chat", "/models/SmolLM2-135M-Instruct/"),
+        ("chat", "/cache/hub/models--HuggingFaceTB--SmolLM2-135M-Instruct/snapshots/12fd25f77366fa6b3b4b768ec3050bf6"),
+    ],
+)
+def test_a_readout_is_for_its_model_whatever_it_is_served_as(
+    real: Traffic, traces: Path, brains: Brains, caplog: pytest.LogCaptureFixture, served: str, loaded: str
+) -> None:
+    brain = brains(real, model=served, weights=published(loaded), readout=traces / "readout.safetensors")
+    assert "learns from zero" not in caplog.text
+    brain.arrived("a", [0], 1024, 0, False)
+    brain.state("a", real.state[0])
+    brain.settle()
+    assert brain.metrics.get("predictions", "prompt") == brain.metrics.get("predictions", "state") == 1
 
 
 def test_a_missing_readout_is_told(

@@ -78,6 +78,18 @@ def test_it_is_saved_every_so_many_updates(tmp_path: Path) -> None:
     assert [n.split("-")[0] for n in names] == ["prompt", "state", MANIFEST], names
 
 
+def test_it_is_saved_when_asked(tmp_path: Path) -> None:
+    with brain_of(tmp_path / "state", state_every=10_000) as brain:
+        teach(brain, 20, 0)
+        assert brain.metrics.get("state_saves", "saved") == 0
+        for _ in range(2):
+            brain.save()
+            (saved,) = (tmp_path / "state" / "engine-0").glob("state-*")
+            assert OnlineReadout.load(saved).updates == brain._learners["state"].updates > 0
+            assert brain.metrics.get("state_saves", "saved") == 1
+        assert brain.fault is None
+
+
 def test_nothing_is_written_where_nothing_was_learned(tmp_path: Path) -> None:
     with brain_of(tmp_path / "state"):
         pass

@@ -162,11 +162,44 @@ def test_a_table_that_cannot_be_written_is_a_warning(tmp_path: Path, log: pytest
     assert "no prompt features but the length" in log.text
 
 
+@pytest.mark.parametrize(
+    ("leap", "given", "waits"),
+    [
+        ({}, 0, 0),
+        ({"state_dir": "s"}, 0, plugin.GRACE_S),
+        ({"state_dir": "s"}, 30, 30),
+        ({"state_dir": "s"}, None, None),
+    ],
+)
+def test_engines_that_save_get_the_time_for_it(leap: dict[str, Any], given: float | None, waits: float | None) -> None:
+    class Engines:
+        """As much of vLLM's set of engines as is wrapped."""
+
+        def __init__(self, count: int, vllm_config: Any) -> None:
+            self.asked = (count, vllm_config)
+
+        def shutdown(self, timeout: float | None = None) -> None:
+            self.asked = timeout
+
+    for _ in range(2):
+        plugin._give_time_to_save(Engines)
+    for scheduler in ("leap_rs.vllm.LeapScheduler", None):
+        engines = Engines(1, vllm_config=config(scheduler, {"leap": leap}))
+        engines.shutdown(given)
+        assert engines.asked == waits
+    stock = Engines(1, vllm_config=config())
+    stock.shutdown(timeout=given)
+    assert stock.asked == given
+
+
 @pytest.mark.vllm
 def test_registering_twice_wraps_once() -> None:
     base = pytest.importorskip("vllm.v1.worker.worker_base")
+    engines = pytest.importorskip("vllm.v1.engine.utils").CoreEngineProcManager
     plugin.register()
-    once = base.WorkerWrapperBase.init_device
+    once, stop = base.WorkerWrapperBase.init_device, engines.shutdown
     plugin.register()
     assert base.WorkerWrapperBase.init_device is once
     assert once.__wrapped__.__module__ == base.__name__
+    assert engines.shutdown is stop
+    assert stop.__wrapped__.__module__ == engines.__module__

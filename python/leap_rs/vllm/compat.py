@@ -16,7 +16,15 @@ from leap_rs._leap import ConfigError
 
 OLDEST = (0, 20)
 NEWEST = (0, 33)
-METHODS = ("schedule", "update_from_output", "add_request", "_free_request", "_preempt_request", "shutdown")
+METHODS = (
+    "schedule",
+    "update_from_output",
+    "add_request",
+    "_free_request",
+    "_preempt_request",
+    "finish_requests",
+    "shutdown",
+)
 ATTRIBUTES = (
     "running",
     "waiting",

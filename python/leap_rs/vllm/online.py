@@ -97,7 +97,7 @@ class OnlineBrain:
         self.metrics = self._open_metrics()
         self._publish()
         self._wake, self._stop = threading.Event(), False
-        self._settled: threading.Event | None = None
+        self._settled: tuple[threading.Event, bool] | None = None
         self._thread = threading.Thread(target=self._work, name="leap-brain", daemon=True)
         self._thread.start()
 
@@ -168,10 +168,14 @@ class OnlineBrain:
         self._done.append((live, reason, output_tokens))
         self._wake.set()
 
-    def settle(self) -> None:
-        """Waits until all that has finished is learned and the live requests have been renewed."""
+    def save(self) -> None:
+        """Learns what is left, and saves the state."""
+        self.settle(save=True)
+
+    def settle(self, *, save: bool = False) -> None:
+        """Waits until all that has finished is learned, the live requests have been renewed and, if asked, all is saved."""
         settled = threading.Event()
-        self._settled = settled
+        self._settled = settled, save
         self._wake.set()
         while self._thread.is_alive() and not settled.wait(POLL_S):
             pass
@@ -224,9 +228,9 @@ class OnlineBrain:
         while not self._stop:
             self._wake.wait(POLL_S)
             self._wake.clear()
-            settled, self._settled = self._settled, None
+            asked, self._settled = self._settled, None
             try:
-                self._turn(at_once=settled is not None)
+                self._turn(at_once=asked is not None, save=asked is not None and asked[1])
             except Exception as error:
                 # Serving matters more than learning: what was predicted stays, and orders nothing.
                 self.fault = f"{type(error).__name__}: {error}"
@@ -235,10 +239,10 @@ class OnlineBrain:
                     self.metrics.set("armed_readout", 0.0, name)
                 return
             finally:
-                if settled is not None:
-                    settled.set()
+                if asked is not None:
+                    asked[0].set()
 
-    def _turn(self, *, at_once: bool) -> None:
+    def _turn(self, *, at_once: bool, save: bool) -> None:
         if self._long:
             while self._long:
                 live, prompt_token_ids = self._long.popleft()
@@ -250,7 +254,7 @@ class OnlineBrain:
             self._flush()
         self._neutral = self._neutral_table()
         self._renew(at_once=at_once)
-        self._save()
+        self._save(at_once=save)
         self._publish()
 
     def _flush(self) -> None:

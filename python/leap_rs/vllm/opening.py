@@ -26,9 +26,8 @@ class Opened:
 def open_readouts(settings: BrainSettings, widths: Mapping[str, int], tell: Callable[[str], None]) -> Opened:
     """Opens the readouts of these widths. Whatever is wrong with a file is told, and no reason not to start."""
     files = files_of(settings.readout)
-    wanted = {
-        name: Wanted(name, width, settings.model, settings.layer, settings.max_tokens) for name, width in widths.items()
-    }
+    models = (settings.model, settings.weights or settings.model)
+    wanted = {name: Wanted(name, width, models, settings.layer, settings.max_tokens) for name, width in widths.items()}
     store, resumed_readouts, extra = _resume(settings, wanted, origin(files), tell)
     readouts = resumed_readouts or {
         name: start(one, files.get(name), settings.learn, tell) for name, one in wanted.items()

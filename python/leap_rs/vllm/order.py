@@ -126,6 +126,10 @@ class Ranker:
             self._recorder.finished(request, reason, live.number, live.arrival_s, live.row)
         self._ask(lambda: self._brain.finished(request.request_id, reason, request.num_output_tokens), None)
 
+    def save(self) -> None:
+        """Has the brain save what it has learned."""
+        self._ask(self._brain.save, None)
+
     def close(self) -> None:
         """Shuts the recorder and the brain down."""
         if self._recorder is not None:

@@ -1,7 +1,8 @@
 """The entry point `vllm.general_plugins`: vLLM calls `register` in each of its processes, in every run.
 
-So it does next to nothing: it has vLLM tell it about each worker that is made, and leaves the worker alone unless the run
-asks for leap-rs. Where it does, the worker taps its model right after having loaded it, before anything is compiled.
+So it does next to nothing: it has vLLM tell it about each worker and each set of engines that is made, and leaves them
+alone unless the run asks for leap-rs. Where it does, the worker taps its model right after having loaded it, before
+anything is compiled, and engines that have something to save get the time for it when they are stopped.
 """
 
 from __future__ import annotations
@@ -19,11 +20,16 @@ from .options import given, set_aside
 LOG = logging.getLogger("vllm.leap_rs")
 _MARK = "leap_registered"
 TAP_KEY = "leap_tap"
+GRACE_S = 5.0
+"""What vLLM itself gives an engine to end in where nobody says how long."""
 
 
 def register() -> None:
     """Makes vLLM's workers tap the models that they load, where a run asks for it. Calling it again changes nothing."""
+    from vllm.v1.engine.utils import CoreEngineProcManager
     from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    _give_time_to_save(CoreEngineProcManager)
 
     # Not the creation of a worker: a worker's process loads its plugins only in the midst of that.
     original = WorkerWrapperBase.init_device
@@ -52,6 +58,32 @@ def selected(vllm_config: Any) -> bool:
 def _options(vllm_config: Any) -> Mapping[str, Any] | None:
     options = given(vllm_config)
     return options if isinstance(options, Mapping) else None
+
+
+def _give_time_to_save(manager: Any) -> None:
+    """Lets engines end by themselves that have something to save.
+
+    By default a server that is stopped kills its engines right after it has asked them to end; requests are aborted at
+    once all the same.
+    """
+    # Before there was a time to set, vLLM waited by itself.
+    if hasattr(manager, _MARK) or not hasattr(manager, "shutdown"):
+        return
+    made, original = manager.__init__, manager.shutdown
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        config = kwargs.get("vllm_config")
+        options = _options(config) if config is not None and selected(config) else None
+        self.leap_saves = any((options or {}).get(name) for name in ("state_dir", "record"))
+        made(self, *args, **kwargs)
+
+    @functools.wraps(original)
+    def shutdown(self: Any, timeout: float | None = None) -> Any:
+        return original(self, GRACE_S if timeout == 0 and getattr(self, "leap_saves", False) else timeout)
+
+    setattr(manager, _MARK, True)
+    manager.__init__, manager.shutdown = init, shutdown
 
 
 def _tap_when_loaded(worker: Any, vllm_config: Any) -> None:

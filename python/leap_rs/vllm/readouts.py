@@ -31,7 +31,8 @@ class Wanted:
 
     name: str
     width: int
-    model: str
+    models: tuple[str, ...]
+    """What the model is called, the name that it is served under first."""
     layer: int | None
     max_tokens: int
 
@@ -92,8 +93,8 @@ def _from_file(wanted: Wanted, path: Path, settings: LearnSettings, tell: Callab
     if readout.d != wanted.width:
         raise ReadoutError(f"{path}: reads {readout.d} features, the model gives {wanted.width}")
     model, layer = readout.meta.get("model"), readout.meta.get("layer")
-    if model and _bare(model) != _bare(wanted.model):
-        raise ReadoutError(f"{path}: is for model {model}, not for {wanted.model}")
+    if model and _bare(model) not in map(_bare, wanted.models):
+        raise ReadoutError(f"{path}: is for model {model}, not for {wanted.models[0]}")
     if wanted.name == "state" and layer is not None and wanted.layer is not None and int(layer) != wanted.layer:
         raise ReadoutError(f"{path}: is for layer {layer}, not for layer {wanted.layer}")
     online = OnlineReadout(readout, batch=settings.batch, forgetting=settings.forgetting)

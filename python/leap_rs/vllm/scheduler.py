@@ -152,6 +152,14 @@ class _Levers:
         self.leap.finished(request)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
+    def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        finished = super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
+        if request_ids is None:
+            # All of them end where the engine is about to. During its shutdown it lets signals kill it, and where the one
+            # that it was stopped by went to the whole group, as Ctrl-C's does, a second one comes from the server.
+            self.leap.save()
+        return finished
+
     def shutdown(self) -> None:
         self.leap.close()
         super().shutdown()  # type: ignore[misc]

@@ -1,0 +1,196 @@
+"""The API server with the plugin armed and fewer decode slots than residents: answers, vLLM's own client, metrics."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_prompts import ANSWER, PROMPTS, QUESTIONS, check_every_metric
+from vllm_server import Samples, Server, at, bench, served, together
+
+from leap_rs import OnlineReadout
+
+pytest.importorskip("vllm.version")
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+SLOTS, SEATS, BATCH = 3, 8, 4
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "answer": {"type": "string", "enum": ["yes", "no"]},
+        "sure": {"type": "boolean"},
+    },
+    "required": ["answer", "sure"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("server")
+
+
+@pytest.fixture(scope="module")
+def expected(answers: Callable[..., list[str]], model: Callable[[str], Path]) -> list[str]:
+    return answers(model("real"), QUESTIONS)
+
+
+@pytest.fixture(scope="module")
+def server(
+    environment: dict[str, str],
+    expected: list[str],  # noqa: ARG001 - computed before the machine is kept from others
+    model: Callable[[str], Path],
+    lock: Callable[[], AbstractContextManager[None]],
+    traces: Path,
+    directory: Path,
+) -> Iterator[Server]:
+    leap = {
+        "mode": "armed",
+        "decode_slots": SLOTS,
+        "layer": 20,
+        "readout": str(traces / "readout.safetensors"),
+        "rls": {"batch": BATCH},
+        "state_dir": str(directory / "state"),
+        "state_every": 100_000,
+    }
+    path = model("real")
+    with lock(), served(environment, path, directory, leap) as running:
+        yield running
+
+
+def labels(samples: Samples) -> dict[str, int]:
+    kinds = ("exact", "censored", "forced", "aborted", "failed")
+    return {kind: int(at(samples, "leap:labels_total", kind=kind)) for kind in kinds}
+
+
+def finished(server: Server) -> dict[str, int]:
+    """vLLM's own count of finished requests by reason."""
+    samples = server.metrics("vllm:request_success_total")
+    return {dict(where)["finished_reason"]: int(number) for (_, where), number in samples.items()}
+
+
+def test_the_benchmark_client(server: Server, environment: dict[str, str], tmp_path: Path) -> None:
+    """64 chats of vLLM's own client: none fails, and what the plugin counts is what the client and vLLM count."""
+    conversations = [
+        {
+            "conversations": [
+                {"from": "human", "value": prompt},
+                # Their lengths are the limits of the answers.
+                {"from": "gpt", "value": " word" * (8 + 7 * i % 56)},
+            ]
+        }
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    (tmp_path / "chats.json").write_text(json.dumps(conversations))
+    options = ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--num-prompts", str(len(PROMPTS))]
+    options += ["--dataset-name", "sharegpt", "--dataset-path", str(tmp_path / "chats.json")]
+    result = bench(server, environment, tmp_path, *options)
+    n = len(PROMPTS)
+    assert (result["completed"], result["failed"]) == (n, 0)
+    assert not any(result["errors"])
+    updates = n // BATCH
+    server.wait("leap:updates_total", updates, readout="prompt")
+    samples = server.wait("leap:updates_total", updates, readout="state")
+    check_every_metric(samples)
+    theirs = finished(server)
+    assert theirs["stop"] > 0
+    assert theirs["length"] > 0
+    expected = {"exact": theirs["stop"], "censored": theirs["length"], "forced": 0, "aborted": 0, "failed": 0}
+    assert labels(samples) == expected
+    assert sum(expected.values()) == n
+    assert at(samples, "leap:output_tokens_sum") == sum(result["output_lens"])
+    for readout in ("prompt", "state"):
+        assert at(samples, "leap:predictions_total", readout=readout) == n
+        assert at(samples, "leap:absolute_error_tokens_count", readout=readout) == n
+        assert at(samples, "leap:refused_rows_total", readout=readout) == 0
+        assert at(samples, "leap:dropped_labels_total", readout=readout) == 0
+        assert at(samples, "leap:armed_readout", readout=readout) == 1
+        assert -1 <= at(samples, "leap:rank_correlation", readout=readout) <= 1
+    assert at(samples, "leap:captures_missed_total") == 0
+    assert at(samples, "leap:mode", mode="armed") == 1
+    assert 1 <= at(samples, "leap:readout_version") <= 2 * updates
+    assert at(samples, "leap:state_saves_total", outcome="saved") == 0
+    assert at(samples, "leap:state_saves_total", outcome="failed") == 0
+    assert at(samples, "leap:slot_waits_total") > 0
+    assert at(samples, "leap:gated_requests") == 0, "nobody is there any more"
+    # Nobody waits for what no key can give, or beyond a cap that is not set.
+    assert at(samples, "leap:blocked_requests") == 0
+    assert at(samples, "leap:wait_cap_promotions_total") == 0
+    assert at(samples, "leap:evictions_total") == 0
+
+
+def structured(server: Server, question: str) -> dict[str, Any]:
+    schema = {"type": "json_schema", "json_schema": {"name": "reply", "schema": SCHEMA}}
+    (choice,) = server.chat(question, 64, response_format=schema)
+    assert choice["finish_reason"] == "stop"
+    answer: dict[str, Any] = json.loads(choice["message"]["content"])
+    return answer
+
+
+def streamed(server: Server, question: str, max_tokens: int) -> str:
+    with server.stream(question, max_tokens) as parts:
+        return "".join(parts)
+
+
+def left_early(server: Server) -> str:
+    """Reads four parts of a long answer and goes."""
+    with server.stream("Tell me a very long story.", 400, min_tokens=390) as parts:
+        return "".join(next(parts) for _ in range(4))
+
+
+def test_answers_of_every_kind_at_once(server: Server, expected: list[str]) -> None:
+    """Streams, whole answers, structured ones, four to a prompt, and a client that goes, on three slots for eight seats."""
+    before, theirs = server.metrics(), finished(server)
+    greedy = [partial(streamed, server, question, ANSWER) for question in QUESTIONS]
+    whole = [partial(server.text, question, ANSWER) for question in QUESTIONS]
+    closed = [partial(structured, server, question) for question in QUESTIONS]
+    several = partial(server.chat, "Name an animal.", 24, n=4, temperature=1.0, seed=7)
+    made = together([partial(left_early, server), *greedy, *closed, several, *whole])
+    assert made[0]
+    n = len(QUESTIONS)
+    assert made[1 : n + 1] == expected
+    for answer in made[n + 1 : 2 * n + 1]:
+        assert answer.keys() == {"answer", "sure"}
+        assert answer["answer"] in ("yes", "no")
+        assert isinstance(answer["sure"], bool)
+    assert sorted(choice["index"] for choice in made[2 * n + 1]) == [0, 1, 2, 3]
+    assert made[2 * n + 2 :] == expected
+    ended = 3 * n + 4
+    samples = server.wait("leap:labels_total", labels(before)["aborted"] + 1, kind="aborted")
+    samples = server.wait("leap:output_tokens_count", at(before, "leap:output_tokens_count") + ended)
+    check_every_metric(samples)
+    now = finished(server)
+    assert labels(samples) == {
+        "exact": labels(before)["exact"] + now["stop"] - theirs["stop"],
+        "censored": labels(before)["censored"] + now["length"] - theirs["length"],
+        "forced": 0,
+        "aborted": 1,
+        "failed": 0,
+    }
+    for readout in ("prompt", "state"):
+        predicted = at(samples, "leap:predictions_total", readout=readout)
+        assert predicted - at(before, "leap:predictions_total", readout=readout) == ended + 1
+
+
+def test_it_saves_when_it_is_stopped(server: Server, directory: Path) -> None:
+    """Nothing was saved on the way: what lies there was written between the signal and the end."""
+    together([partial(server.text, prompt, 8) for prompt in PROMPTS[:BATCH]])
+    samples = server.until(lambda s: at(s, "leap:updates_total", readout="state") > 0, "it has learned")
+    learned = {name: at(samples, "leap:updates_total", readout=name) for name in ("prompt", "state")}
+    assert not (directory / "state" / "engine-0" / "state.json").exists()
+    assert server.stop() == 0
+    manifest = json.loads((directory / "state" / "engine-0" / "state.json").read_text())
+    for name, entry in manifest["files"].items():
+        readout = OnlineReadout.load(directory / "state" / "engine-0" / entry["name"])
+        # What was left of a batch is learned at the end.
+        assert learned[name] <= readout.updates <= learned[name] + 1
+    # Neither the metrics nor the table of embeddings stays behind.
+    left = [path for path in directory.rglob("*") if path.is_file() and "leap-rs" in str(path)]
+    assert left == []
+    shutil.rmtree(directory / "state")

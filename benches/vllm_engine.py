@@ -124,12 +124,12 @@ class Engine:
         return numbers
 
     def predicted(self, tokens: Sequence[int], max_tokens: int) -> dict[str, float]:
-        """What each readout predicts for a prompt, by a request that is aborted after its first step: nothing is learned."""
+        """What both readouts predict for a prompt, by a request that is aborted after its first step: no label."""
+        sums = {name: f"predicted_tokens/{name}/sum" for name in ("prompt", "state")}
         before = self.metrics()
         self.ask("probe", tokens=list(tokens), sampling={"max_tokens": max_tokens})
-        after = self.wait_for(lambda now: now["labels/aborted"] > before["labels/aborted"])
-        names = [name for name in ("prompt", "state") if after[f"predictions/{name}"] > before[f"predictions/{name}"]]
-        return {name: after[f"predicted_tokens/{name}/sum"] - before[f"predicted_tokens/{name}/sum"] for name in names}
+        after = self.wait_for(lambda now: all(now[key] > before[key] for key in sums.values()))
+        return {name: after[key] - before[key] for name, key in sums.items()}
 
     def shut(self) -> None:
         """Shuts the engine down; another may be opened."""
@@ -139,7 +139,7 @@ class Engine:
         """Shuts down and ends the process."""
         self.ask("shut")
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=300)
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,12 @@ def engine_lock() -> Iterator[None]:
     with Path(os.environ.get("LEAP_ENGINE_LOCK", tempfile.gettempdir() + "/leap-engine.lock")).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture(scope="session")
+def lock() -> Callable[[], AbstractContextManager[None]]:
+    """`engine_lock`, for tests that start engines by themselves."""
+    return engine_lock
 
 
 @pytest.fixture(scope="session")

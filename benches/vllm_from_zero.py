@@ -35,7 +35,7 @@ def requests_of(engine: Engine, arguments: argparse.Namespace) -> list[dict[str,
     texts = pl.read_parquet(arguments.prompts)["prompt"].sample(fraction=1, shuffle=True, seed=arguments.seed)
     wanted = 2 * arguments.requests
     room = arguments.max_model_len - arguments.max_tokens
-    # A character is a token at most: what is longer than that need not be tokenised to be left out.
+    # What is far too long need not be tokenised to be left out.
     tokens = engine.tokens([text for text in texts.head(2 * wanted).to_list() if len(text) < 8 * room])
     sampling = {**SAMPLING, "max_tokens": arguments.max_tokens}
     return [{"tokens": prompt, "sampling": sampling} for prompt in tokens if len(prompt) <= room][:wanted]

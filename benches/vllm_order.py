@@ -73,7 +73,7 @@ def main() -> None:
                     processes[name].begin(requests_of(n, arguments.longest, arguments.seed + repeat))
                 for name, done in zip(names, take_turns([processes[name] for name in names]), strict=True):
                     runs[name].append(done)
-        table = Table(title, title=f"{arguments.repeats} repeats of {n} requests, all there at 0: mean [least, most]")
+        table = Table(title, title=f"{arguments.repeats} repeats of {n} requests, all there at 0: mean and range")
         for column in ("stock", "leap", "leap / stock"):
             table.add_column(column, justify="right")
         for name, call in METRICS.items():
@@ -85,7 +85,7 @@ def main() -> None:
             for metric in ("mean PTL (ms)", "mean E2EL (s)"):
                 add_rows(
                     table,
-                    f"{metric}, quartile {i + 1}: {span}",
+                    f"{metric}, {span}",
                     lambda d, m=metric, q=i: METRICS[m](quartiles(d)[q]),
                     runs,
                 )

@@ -70,7 +70,7 @@ def main() -> None:
                 reports[name].append({**report, "tokens": tokens, "per_s": tokens / report["clock_s"]})
         learned = {name: processes[name].metrics() for name in ("shadow", "armed")}
 
-    table = Table("engine", title=f"{arguments.repeats} repeats of {arguments.requests} requests: mean [least, most]")
+    table = Table("engine", title=f"{arguments.repeats} repeats of {arguments.requests} requests: mean and range")
     columns = ("ms a step", "x stock", "output tokens/s", "x stock", "scheduler: CPU ms a step", "steps", "tokens")
     for column in columns:
         table.add_column(column, justify="right")

@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 READOUTS = ("prompt", "state")
 KINDS = ("exact", "censored", "forced", "aborted", "failed")
-END = 2
-# Prompts of two kinds of words, whose answers end after each token with the chance of one in so many.
+# Prompts of two kinds of words; of the tokens that an answer may consist of, one in so many ends it.
+ALLOWED = range(1000, 1512)
 WORDS = {"short": (1000, 2), "long": (20_000, 16)}
 CAP = 12
 NATURAL, FORCED, BATCH = 384, 16, 8
@@ -42,13 +42,18 @@ def prompt(kind: str, rng: np.random.Generator) -> list[int]:
 
 
 def natural(n: int, seed: int) -> list[dict[str, Any]]:
-    """Requests that end by themselves or at their cap: so hot that any of the tokens allowed is as likely as the end."""
+    """Requests that end by themselves or at their cap: any of the tokens allowed may come, and some of them end it."""
     rng = np.random.default_rng(seed)
     made = []
     for i in range(n):
         kind = ("short", "long")[int(rng.integers(2))]
-        allowed = [END, *range(400, 399 + WORDS[kind][1])]
-        sampling = {"temperature": 100.0, "seed": i, "max_tokens": CAP, "allowed_token_ids": allowed}
+        sampling = {
+            "temperature": 2.0,
+            "seed": i,
+            "max_tokens": CAP,
+            "allowed_token_ids": list(ALLOWED),
+            "stop_token_ids": list(ALLOWED[:: WORDS[kind][1]]),
+        }
         made.append({"tokens": prompt(kind, rng), "sampling": sampling})
     return made
 

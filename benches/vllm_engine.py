@@ -99,7 +99,7 @@ class Engine:
         return answer
 
     def report(self) -> dict[str, Any]:
-        """Steps since `begin`, their seconds, and the CPU seconds that vLLM's thread spent in the scheduler."""
+        """Since `begin`: steps, their seconds, CPU seconds of the process and of its thread while in the scheduler."""
         answer: dict[str, Any] = self.ask("report")
         return answer
 
@@ -188,7 +188,7 @@ class _Served:
 
     def __init__(self) -> None:
         self._llm: Any = None
-        self._cpu_s = 0.0
+        self._scheduler_s = 0.0
 
     def open(self, options: dict[str, Any]) -> None:
         from vllm import LLM
@@ -204,7 +204,7 @@ class _Served:
             try:
                 return call(*args, **kwargs)
             finally:
-                self._cpu_s += time.thread_time() - began
+                self._scheduler_s += time.thread_time() - began
 
         return timed
 
@@ -220,7 +220,8 @@ class _Served:
         self._requests, self._flying = requests, flying
         self._sent = 0
         self._live: dict[str, dict[str, Any]] = {}
-        self._clock = self._step_s = self._cpu_s = 0.0
+        self._clock = self._step_s = self._scheduler_s = 0.0
+        self._cpu_began = time.process_time()
         self._steps = 0
 
     def steps(self, most: int) -> dict[str, Any]:
@@ -264,7 +265,13 @@ class _Served:
             del self._live[output.request_id]
 
     def report(self) -> dict[str, Any]:
-        return {"steps": self._steps, "step_s": self._step_s, "clock_s": self._clock, "scheduler_cpu_s": self._cpu_s}
+        return {
+            "steps": self._steps,
+            "step_s": self._step_s,
+            "clock_s": self._clock,
+            "cpu_s": time.process_time() - self._cpu_began,
+            "scheduler_s": self._scheduler_s,
+        }
 
     def probe(self, tokens: list[int], sampling: dict[str, Any]) -> None:
         self.begin([{"tokens": tokens, "sampling": sampling}], 1)

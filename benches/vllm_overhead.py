@@ -67,23 +67,27 @@ def main() -> None:
             for name in names if repeat >= 0 else ():
                 report = processes[name].report()
                 tokens = sum(request["tokens"] for request in finished[name])
-                reports[name].append({**report, "tokens": tokens, "per_s": tokens / report["clock_s"]})
+                reports[name].append({**report, "tokens": tokens})
         learned = {name: processes[name].metrics() for name in ("shadow", "armed")}
 
     table = Table("engine", title=f"{arguments.repeats} repeats of {arguments.requests} requests: mean and range")
-    columns = ("ms a step", "x stock", "output tokens/s", "x stock", "scheduler: CPU ms a step", "steps", "tokens")
+    measures = {
+        "ms a step": lambda r: 1e3 * r["step_s"] / r["steps"],
+        "CPU ms a step": lambda r: 1e3 * r["cpu_s"] / r["steps"],
+        "output tokens/s": lambda r: r["tokens"] / r["clock_s"],
+    }
+    columns = [column for measure in measures for column in (measure, "x stock")]
+    columns += ["CPU ms a step in the scheduler", "steps", "tokens"]
     for column in columns:
         table.add_column(column, justify="right")
-    step_ms = {name: [1e3 * r["step_s"] / r["steps"] for r in rows] for name, rows in reports.items()}
-    per_s = {name: [r["per_s"] for r in rows] for name, rows in reports.items()}
     for name, rows in reports.items():
         row = []
-        for values, digits in ((step_ms, 1), (per_s, 0)):
-            ratios = [ours / stock for ours, stock in zip(values[name], values["stock"], strict=True)]
-            row += [spread(values[name], digits), spread(ratios, 3)]
-        row.append(spread([1e3 * r["scheduler_cpu_s"] / r["steps"] for r in rows]))
+        for measure in measures.values():
+            values, stock = ([measure(r) for r in reports[engine]] for engine in (name, "stock"))
+            row += [spread(values, 1), spread([a / b for a, b in zip(values, stock, strict=True)], 3)]
+        row.append(spread([1e3 * r["scheduler_s"] / r["steps"] for r in rows]))
         table.add_row(name, *row, *("/".join(f"{r[what]:.0f}" for r in rows) for what in ("steps", "tokens")))
-    console = Console(width=150)
+    console = Console(width=190)
     console.print(table)
     for name, numbers in learned.items():
         kinds = ("predictions/prompt", "predictions/state", "updates/state", "rescored_requests")

@@ -323,3 +323,26 @@ def test_new_predictions_change_the_order_of_those_who_wait() -> None:
     engine.run(jobs, watch=watch)
     engine.check_end()
     assert engine.outcome.finish_order == ["r0", "r1", "r2", "r3"]
+
+
+def test_steps_without_a_slot_count_from_arming() -> None:
+    """Where all decode in between, nobody is overdue the sooner for what was before."""
+    cap, disarmed = 6, 7
+    jobs = [Job(f"r{i}", 0.0, (5, 6, 7, 8), 60 + 10 * i, 200) for i in range(4)]
+    brain = Oracle(jobs)
+    engine = FakeEngine(
+        Setup(leap={"mode": "armed", "levers": "slots", "decode_slots": 2, "wait_cap_steps": cap}), brain
+    )
+    gated: list[tuple[str, ...]] = []
+
+    def watch(_: FakeEngine, step: Any) -> None:
+        gated.append(step.gated)
+        # What is set here holds from the next step on.
+        brain.armed = len(gated) != disarmed
+
+    engine.run(jobs, watch=watch)
+    engine.check_end()
+    assert gated[disarmed - 1] == ("r2", "r3")
+    assert gated[disarmed] == ()
+    assert gated[disarmed + 1 : disarmed + 1 + cap] == [("r2", "r3")] * cap
+    assert gated[disarmed + 1 + cap] == ("r0", "r1")

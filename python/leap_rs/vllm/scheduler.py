@@ -226,7 +226,7 @@ class _Levers:
         for queue in self.leap_queues:
             queue.arm(armed)
         if not armed:
-            self._leap_settling = bool(self.lora_config)
+            self._leap_settling = True
             # vLLM's order of admission is lost by now; that of arrival is closest to it.
             self.running.sort(key=lambda request: self.leap.live(request).number)
         LOG.info("leap: %s", "armed: the order follows predicted lengths" if armed else "first come first served")

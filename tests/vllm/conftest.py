@@ -181,8 +181,9 @@ def engines(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
     """Runs engines of vLLM one after the other in one process and returns what came out of each.
 
     An engine is a mapping: `batches` of prompts, `asynchronous`, `stock` (vLLM's own scheduler), `armed` (the plugin's; else
-    one that writes rows down), `leap` (options of the plugin), and whatever else vLLM's `LLM` takes. Most of the time
-    goes into starting Python with vLLM.
+    one that writes rows down), `leap` (options of the plugin), `whole` (the compiled model is kept whole, as is vLLM's
+    default: on CPUs it then fails to load what it has kept), and whatever else vLLM's `LLM` takes. Most of the time goes
+    into starting Python with vLLM.
     """
 
     def run(path: Path, engines: dict[str, dict[str, Any]], *, processes: bool = False) -> dict[str, Run]:
@@ -191,13 +192,15 @@ def engines(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
         for number, engine in enumerate(engines.values()):
             given = dict(engine)
             batches, asynchronous = given.pop("batches"), given.pop("asynchronous", False)
+            variables = {"VLLM_USE_AOT_COMPILE": "1" if given.pop("whole", False) else "0"}
             options = {**DEFAULTS, "model": str(path), "additional_config": {"leap": given.pop("leap", {})}}
             if given.pop("armed", False):
                 options["scheduler_cls"] = "leap_rs.vllm.LeapScheduler"
             elif not given.pop("stock", False):
                 options["scheduler_cls"] = "vllm_scheduler.RowScheduler"
             (out / str(number)).mkdir()
-            entries.append({"engine": {**options, **given}, "batches": batches, "asynchronous": asynchronous})
+            entry = {"batches": batches, "asynchronous": asynchronous, "environment": variables}
+            entries.append({"engine": {**options, **given}, **entry})
         (out / "engines.json").write_text(json.dumps(entries))
         variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if processes else "0"}
         with engine_lock():

@@ -43,7 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chunked": {"max_num_batched_tokens": 64},
     "shared prefixes": {"shared": True},
     "wait cap": {"leap": {"wait_cap_steps": 8}},
-    "memory": {"num_gpu_blocks_override": 13, "max_model_len": 256},
+    "memory": {"num_gpu_blocks_override": 11, "max_model_len": 256},
     "asynchronous": {"asynchronous": True},
     # As in the tests of captured states, so that what they have compiled serves here too.
     "compiled": {"enforce_eager": False, "max_num_batched_tokens": 64},

@@ -89,7 +89,9 @@ def main() -> None:
         out = Path(sys.argv[2]) / str(number)
         os.environ["LEAP_TEST_OUT"] = str(out)
         current["asynchronous"] = engine["asynchronous"]
+        seen.clear()
         seen |= {"preemptions": 0, "finished": []}
+        os.environ |= engine["environment"]
         results: list[dict[str, Any]] = []
         error = ""
         try:

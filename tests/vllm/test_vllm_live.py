@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from prompt_reference import projection
+from scipy.stats import spearmanr
 
 from leap_rs import OnlineReadout
 
@@ -45,11 +46,10 @@ def natural(n: int, seed: int) -> list[dict[str, Any]]:
     """Requests that end by themselves or at their cap: any of the tokens allowed may come, and some of them end it."""
     rng = np.random.default_rng(seed)
     made = []
-    for i in range(n):
+    for _ in range(n):
         kind = ("short", "long")[int(rng.integers(2))]
         sampling = {
             "temperature": 2.0,
-            "seed": i,
             "max_tokens": CAP,
             "allowed_token_ids": list(ALLOWED),
             "stop_token_ids": list(ALLOWED[:: WORDS[kind][1]]),
@@ -122,6 +122,8 @@ class Life:
 
     reasons: Counter[tuple[bool, str]]
     learned: Seen
+    judged: dict[str, np.ndarray]
+    """Score, length and mark of each request that the saved verdict on a readout rests on."""
     resumed: Seen
     killed: dict[str, float]
     saved: dict[str, OnlineReadout]
@@ -139,19 +141,21 @@ def life(model: Callable[[str], Path], process: Process, tmp_path_factory: pytes
         engine.wait_for(lambda now: set(updates(now).values()) == {NATURAL // BATCH})
         learned = look(engine)
         engine.close()
+    directory = state_dir / "engine-0"
+    judges = json.loads((directory / "state.json").read_text())["extra"]["judges"]
+    judged = {name: np.array(judge["seen"], dtype=float).T for name, judge in judges.items()}
     with process() as engine:
         engine.open(path, **options)
         resumed = look(engine)
         killed = run_past_a_save(engine, natural(NATURAL, 2))
         engine.kill()
-    directory = state_dir / "engine-0"
     files = json.loads((directory / "state.json").read_text())["files"]
     saved = {name: OnlineReadout.load(directory / file["name"]) for name, file in files.items()}
     with process() as engine:
         engine.open(path, **options)
         after_kill = look(engine)
     reasons = Counter((request["number"] < NATURAL, request["reason"]) for request in done)
-    return Life(reasons, learned, resumed, killed, saved, after_kill)
+    return Life(reasons, learned, judged, resumed, killed, saved, after_kill)
 
 
 def test_from_zero_it_learns_every_label_and_arms(life: Life) -> None:
@@ -177,9 +181,13 @@ def test_from_zero_it_learns_every_label_and_arms(life: Life) -> None:
 
 
 def test_started_again_it_goes_on_where_it_was(life: Life) -> None:
-    same = ("updates", "rank_correlation", "armed_readout")
-    for key in (f"{what}/{name}" for what in same for name in READOUTS):
+    for key in (f"{what}/{name}" for what in ("updates", "armed_readout") for name in READOUTS):
         assert life.resumed.numbers[key] == life.learned.numbers[key], key
+    for name, (score, tokens, censored) in life.judged.items():
+        # Every limit is that of a long answer, so that all of them count.
+        assert set(tokens[censored == 1]) == {CAP}
+        expected = spearmanr(score[-200:], tokens[-200:]).statistic
+        assert life.resumed.numbers[f"rank_correlation/{name}"] == pytest.approx(expected, abs=1e-9)
     assert life.resumed.numbers["mode/armed"] == 1
     for kind, predicted in life.learned.predicted.items():
         assert life.resumed.predicted[kind] == pytest.approx(predicted, rel=1e-6)

@@ -51,17 +51,19 @@ fn replay<'py>(
 }
 
 #[pyfunction]
-#[pyo3(signature = (columns, engine, *, timeline=false))]
+#[pyo3(signature = (columns, engine, *, policy="fcfs", timeline=false, steps=false))]
 fn simulate<'py>(
     py: Python<'py>,
     columns: &Bound<'py, PyDict>,
     engine: &str,
+    policy: &str,
     timeline: bool,
+    steps: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let trace = trace_of(columns)?;
     let engine: EngineConfig =
         serde_json::from_str(engine).map_err(|error| ConfigError::new_err(format!("engine: {error}")))?;
-    let outcome = py.detach(|| simulate_recorded(&trace, &engine, timeline)).map_err(to_py)?;
+    let outcome = py.detach(|| simulate_recorded(&trace, &engine, policy, timeline, steps)).map_err(to_py)?;
     outcome_dict(py, outcome)
 }
 
@@ -78,6 +80,14 @@ fn outcome_dict(py: Python<'_>, outcome: Outcome) -> PyResult<Bound<'_, PyDict>>
         dict.set_item("timeline_waiting", timeline.waiting.into_pyarray(py))?;
         dict.set_item("timeline_resident", timeline.resident.into_pyarray(py))?;
         dict.set_item("timeline_kv_share", timeline.kv_share.into_pyarray(py))?;
+    }
+    if let Some(log) = outcome.log {
+        dict.set_item("step_s", log.composed_s.into_pyarray(py))?;
+        dict.set_item("step_ends", log.ends.into_pyarray(py))?;
+        dict.set_item("step_requests", log.request.into_pyarray(py))?;
+        dict.set_item("step_tokens", log.tokens.into_pyarray(py))?;
+        dict.set_item("step_preempted_ends", log.preempted_ends.into_pyarray(py))?;
+        dict.set_item("step_preempted", log.preempted.into_pyarray(py))?;
     }
     Ok(dict)
 }

@@ -28,6 +28,10 @@ impl Engine<'_> {
         step.resumed.retain(|&(id, _)| self.decoding.contains(id));
         // Or among those whose prefill would have ended: their token is lost with their blocks.
         step.prefilled.retain(|&id| self.requests[id as usize].is_resident);
+        if self.log.is_some() {
+            step.scheduled.retain(|&(id, _)| self.requests[id as usize].is_resident);
+            step.scheduled.extend(self.decoding.members().map(|id| (id, 1)));
+        }
         self.decoding.advance(1);
         self.finish_decoding(&mut step.done);
         for &id in &step.prefilled {
@@ -189,6 +193,9 @@ impl Engine<'_> {
     fn prefill(&mut self, id: u32, chunk: u32, step: &mut Step) {
         let computed = self.requests[id as usize].computed;
         step.work.add_chunk(chunk, computed);
+        if self.log.is_some() {
+            step.scheduled.push((id, chunk));
+        }
         let held = self.requests[id as usize].blocks.len() as u32;
         for _ in held..self.blocks_for(computed + chunk) {
             if let Some(block) = self.pool.allocate() {

@@ -17,6 +17,7 @@ use super::policy::{PolicySpec, Rule};
 use super::ranker::Ranker;
 use super::ranks::Client;
 use super::state::{Request, Step, Tally};
+use super::steps::StepLog;
 use super::timeline::{Level, Recorder};
 use super::trace::Trace;
 use super::waiting::Waiting;
@@ -68,6 +69,7 @@ pub(super) struct Engine<'a> {
     pub(super) admissions: u64,
     pub(super) tally: Tally,
     pub(super) recorder: Option<Recorder>,
+    pub(super) log: Option<StepLog>,
 }
 
 impl<'a> Engine<'a> {
@@ -112,6 +114,7 @@ impl<'a> Engine<'a> {
             admissions: 0,
             tally: Tally::default(),
             recorder: control.timeline.then(Recorder::default),
+            log: control.steps.then(StepLog::default),
             now: 0.0,
             horizon: 0.0,
             trace,
@@ -206,6 +209,16 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// Writes down the composed step and the equal ones behind it.
+    fn log_steps(&mut self, step: &Step, start: f64, ramp: &Ramp, more: u64) {
+        let Some(log) = &mut self.log else { return };
+        log.step(self.now, &step.scheduled);
+        for ahead in 1..=more {
+            let ended = if self.config.async_scheduling { ahead - 1 } else { ahead };
+            log.step(start + ramp.elapsed(ended), &step.scheduled);
+        }
+    }
+
     /// When the next step that is under way ends.
     pub(super) fn next_landing(&self) -> Option<f64> {
         self.flights.front().map(|flight| flight.end)
@@ -240,6 +253,7 @@ impl<'a> Engine<'a> {
     pub(super) fn execute(&mut self, step: Step, span: &Span, gaps: &mut Gaps) {
         let &Span { start, end, steps, ref ramp } = span;
         let more = steps - 1;
+        self.log_steps(&step, start, ramp, more);
         let mut done = step.done;
         if more > 0 {
             self.note_equal_steps(start, ramp, more);

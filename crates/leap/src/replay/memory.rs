@@ -128,6 +128,9 @@ impl Engine<'_> {
         self.leave_seat(id);
         self.requests[id as usize].preemptions += 1;
         self.tally.preemptions += 1;
+        if let Some(log) = &mut self.log {
+            log.preempt(id);
+        }
         self.slots_changed = true;
         self.enqueue(id, self.now);
     }

@@ -47,4 +47,6 @@ pub(super) struct Step {
     /// Somebody lost its blocks in it, so the next step may admit again.
     pub(super) preempted: bool,
     pub(super) blocked_by_memory: bool,
+    /// Who is scheduled with how many tokens, where steps are logged.
+    pub(super) scheduled: Vec<(u32, u32)>,
 }

@@ -32,7 +32,7 @@ pub(super) struct Span {
     pub(super) ramp: Ramp,
 }
 
-struct Flight {
+pub(super) struct Flight {
     end: f64,
     prefilled: Vec<u32>,
     done: Vec<u32>,
@@ -61,12 +61,18 @@ pub(super) struct Engine<'a> {
     /// The request that last found a seat but no blocks, and the pool's gains then.
     pub(super) blocked: Option<(u32, u64)>,
     pub(super) slots_changed: bool,
+    /// Whether somebody was without a slot in the last composed step.
+    pub(super) slots_bound: bool,
     pub(super) next_slot_choice: u64,
+    /// The first of the queue, if the last composed step refused it a seat or blocks.
+    pub(super) refused: Option<u32>,
     /// When the evict lever may act again.
     pub(super) next_evict_s: f64,
     delayed: VecDeque<(f64, u32)>,
-    flights: VecDeque<Flight>,
+    pub(super) flights: VecDeque<Flight>,
     pub(super) admissions: u64,
+    /// How often somebody was put before all others of the queue.
+    prepended: u64,
     pub(super) tally: Tally,
     pub(super) recorder: Option<Recorder>,
     pub(super) log: Option<StepLog>,
@@ -93,6 +99,7 @@ impl<'a> Engine<'a> {
             admitted_s: f64::NAN,
             preemptions: 0,
             last_decode_step: 0,
+            decoded_step: 0,
             last_token_s: f64::NAN,
             first_token_s: f64::NAN,
             finish_s: f64::NAN,
@@ -107,11 +114,14 @@ impl<'a> Engine<'a> {
             waiting: Waiting::new(input.len(), spec.rule == Rule::Hrrn, spec.wait_cap_s.or(options.wait_cap_s)),
             blocked: None,
             slots_changed: true,
+            slots_bound: false,
             next_slot_choice: 0,
+            refused: None,
             next_evict_s: 0.0,
             delayed: VecDeque::new(),
             flights: VecDeque::new(),
             admissions: 0,
+            prepended: 0,
             tally: Tally::default(),
             recorder: control.timeline.then(Recorder::default),
             log: control.steps.then(StepLog::default),
@@ -151,14 +161,23 @@ impl<'a> Engine<'a> {
     }
 
     fn rekey_waiting(&mut self, id: u32) {
-        if self.waiting.contains(id) {
+        if self.spec.levers.queue && self.waiting.contains(id) {
             self.waiting.rekey(id, self.ranker.queue_key(id, self.requests[id as usize].generated));
         }
     }
 
-    pub(super) fn enqueue(&mut self, id: u32, since: f64) {
+    fn enqueue(&mut self, id: u32, since: f64) {
         let request = &self.requests[id as usize];
         self.waiting.push(id, self.ranker.queue_key(id, request.generated), request.prompt, since);
+    }
+
+    /// Puts a preempted request back into the queue: by its key, or, where the queue has none, before all others.
+    pub(super) fn requeue(&mut self, id: u32) {
+        if self.spec.levers.queue {
+            return self.enqueue(id, self.now);
+        }
+        self.prepended += 1;
+        self.waiting.push(id, -(self.prepended as f64), self.requests[id as usize].prompt, self.now);
     }
 
     /// Processes the steps that have ended: hidden states arrive, finished requests give up seat and blocks.
@@ -176,9 +195,12 @@ impl<'a> Engine<'a> {
             }
             for id in flight.done {
                 self.ranker.finished(id)?;
-                self.release_blocks(id);
+                // Preempted with its last token under way, it has given up both already.
+                if self.requests[id as usize].is_resident {
+                    self.release_blocks(id);
+                    self.leave_seat(id);
+                }
                 self.requests[id as usize].blocks = Vec::new();
-                self.leave_seat(id);
                 client.finished(flight.end);
                 self.control.finished.fetch_add(1, Ordering::Relaxed);
                 released = true;

@@ -12,7 +12,7 @@ pub(super) struct Request {
     pub(super) generated: u32,
     /// Tokens stored when it last left the decode set.
     pub(super) computed: u32,
-    /// Blocks held, or, of a request that was preempted, those it held.
+    /// Blocks held, or, of a request that was preempted, those it held; then `computed` is what is cached of them.
     pub(super) blocks: Vec<Held>,
     pub(super) is_resident: bool,
     /// Place in the order of admissions, the last time.
@@ -20,7 +20,10 @@ pub(super) struct Request {
     /// When it was admitted the first time.
     pub(super) admitted_s: f64,
     pub(super) preemptions: u32,
+    /// Step that gave it its last token.
     pub(super) last_decode_step: u64,
+    /// Step in which it last decoded, its prefills left out.
+    pub(super) decoded_step: u64,
     pub(super) last_token_s: f64,
     pub(super) first_token_s: f64,
     pub(super) finish_s: f64,

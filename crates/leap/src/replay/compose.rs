@@ -10,8 +10,10 @@ impl Engine<'_> {
     /// schedules, so that the next composition can go on before the step has run.
     pub(super) fn compose(&mut self) -> Option<Step> {
         let mut step = Step::default();
+        self.end_resumed_prefills();
         let evicted = self.evict();
         self.choose_decoders(&mut step);
+        self.arrange();
         self.reserve_decode_blocks(&mut step);
         self.take_blocks(1);
         let mut budget = self.config.max_num_batched_tokens - self.decoding.len();
@@ -57,6 +59,21 @@ impl Engine<'_> {
     /// Tokens that `id` has generated.
     pub(super) fn generated(&self, id: u32) -> u32 {
         self.requests[id as usize].generated + self.decoding.progress(id)
+    }
+
+    /// A resumed request that lacks nothing but its last token is as any other that could decode.
+    fn end_resumed_prefills(&mut self) {
+        let requests = &self.requests;
+        let lacks_one = |id: &mut u32| {
+            let request = &requests[*id as usize];
+            request.computed >= request.prompt && request.prompt + request.generated == request.computed + 1
+        };
+        let resumed: Vec<u32> = self.prefilling.extract_if(.., lacks_one).collect();
+        for id in resumed {
+            self.requests[id as usize].last_decode_step = self.decoding.step();
+            self.ready.push(id);
+            self.slots_changed = true;
+        }
     }
 
     fn choose_decoders(&mut self, step: &mut Step) {

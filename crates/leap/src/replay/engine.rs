@@ -63,6 +63,8 @@ pub(super) struct Engine<'a> {
     pub(super) slots_changed: bool,
     /// Whether somebody was without a slot in the last composed step.
     pub(super) slots_bound: bool,
+    /// Whether the slots lever has arranged the running list for the last step.
+    pub(super) shuffled: bool,
     pub(super) next_slot_choice: u64,
     /// The first of the queue, if the last composed step refused it a seat or blocks.
     pub(super) refused: Option<u32>,
@@ -115,6 +117,7 @@ impl<'a> Engine<'a> {
             blocked: None,
             slots_changed: true,
             slots_bound: false,
+            shuffled: false,
             next_slot_choice: 0,
             refused: None,
             next_evict_s: 0.0,
@@ -184,9 +187,7 @@ impl<'a> Engine<'a> {
     pub(super) fn land(&mut self, client: &mut Client) -> Result<bool> {
         let mut released = false;
         while self.flights.front().is_some_and(|flight| flight.end <= self.now) {
-            let Some(mut flight) = self.flights.pop_front() else { break };
-            // In the order of vLLM's running list, which is the order in which their blocks will be handed out.
-            flight.done.sort_unstable_by_key(|&id| self.requests[id as usize].admitted);
+            let Some(flight) = self.flights.pop_front() else { break };
             for id in flight.prefilled {
                 if self.ranker.prefilled(id)? {
                     self.slots_changed = true;
@@ -279,10 +280,15 @@ impl<'a> Engine<'a> {
         let mut done = step.done;
         if more > 0 {
             self.note_equal_steps(start, ramp, more);
-            self.take_blocks(more);
-            self.decoding.advance(more);
+            self.take_blocks(more - 1);
+            self.decoding.advance(more - 1);
+            self.arrange();
+            self.take_blocks(1);
+            self.decoding.advance(1);
             self.finish_decoding(&mut done);
         }
+        // As they stand in vLLM's running list: so they will give their blocks back.
+        done.sort_unstable_by_key(|&id| self.requests[id as usize].admitted);
         let regular = u64::from(step.work.decode) - step.resumed.len() as u64;
         for (_, at) in &step.resumed {
             gaps.add(start + ramp.first - at);

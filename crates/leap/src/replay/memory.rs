@@ -104,7 +104,7 @@ impl Engine<'_> {
             .or_else(|| worst(&mut self.decoding.members()))
     }
 
-    fn is_ending(&self, id: u32) -> bool {
+    pub(super) fn is_ending(&self, id: u32) -> bool {
         let request = &self.requests[id as usize];
         request.generated == request.output && !self.decoding.contains(id)
     }

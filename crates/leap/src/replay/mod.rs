@@ -25,6 +25,7 @@ mod ranker;
 mod ranks;
 mod report;
 mod run;
+mod running;
 mod setting;
 mod state;
 mod steps;

@@ -15,7 +15,7 @@ pub(super) struct Request {
     /// Blocks held, or, of a request that was preempted, those it held; then `computed` is what is cached of them.
     pub(super) blocks: Vec<Held>,
     pub(super) is_resident: bool,
-    /// Place in the order of admissions, the last time.
+    /// Place in vLLM's running list: in the order of admissions until the slots lever arranges it.
     pub(super) admitted: u64,
     /// When it was admitted the first time.
     pub(super) admitted_s: f64,

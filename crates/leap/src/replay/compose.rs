@@ -93,8 +93,7 @@ impl Engine<'_> {
         let mut ids: Vec<u32> = self.decoding.members().chain(self.ready.iter().copied()).collect();
         ids.sort_unstable();
         let holds = |id: u32| self.slots_bound && self.decoding.contains(id);
-        let keys: Vec<f64> =
-            ids.iter().map(|&id| self.ranker.slot_key(id, self.generated(id), holds(id))).collect();
+        let keys: Vec<f64> = ids.iter().map(|&id| self.ranker.slot_key(id, self.generated(id), holds(id))).collect();
         let since_decode = |&id: &u32| match self.decoding.contains(id) {
             true => 0,
             false => (now - self.requests[id as usize].last_decode_step) as u32,

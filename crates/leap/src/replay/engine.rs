@@ -74,7 +74,7 @@ pub(super) struct Engine<'a> {
     pub(super) flights: VecDeque<Flight>,
     pub(super) admissions: u64,
     /// How often somebody was put before all others of the queue.
-    prepended: u64,
+    pub(super) prepended: u64,
     pub(super) tally: Tally,
     pub(super) recorder: Option<Recorder>,
     pub(super) log: Option<StepLog>,
@@ -169,18 +169,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn enqueue(&mut self, id: u32, since: f64) {
+    pub(super) fn enqueue(&mut self, id: u32, since: f64) {
         let request = &self.requests[id as usize];
         self.waiting.push(id, self.ranker.queue_key(id, request.generated), request.prompt, since);
-    }
-
-    /// Puts a preempted request back into the queue: by its key, or, where the queue has none, before all others.
-    pub(super) fn requeue(&mut self, id: u32) {
-        if self.spec.levers.queue {
-            return self.enqueue(id, self.now);
-        }
-        self.prepended += 1;
-        self.waiting.push(id, -(self.prepended as f64), self.requests[id as usize].prompt, self.now);
     }
 
     /// Processes the steps that have ended: hidden states arrive, finished requests give up seat and blocks.
@@ -229,16 +220,6 @@ impl<'a> Engine<'a> {
             free -= self.decoding.need_block(ahead).len() as u32;
             let composed = if self.config.async_scheduling { ahead - 1 } else { ahead };
             self.note(start + ramp.elapsed(composed), free);
-        }
-    }
-
-    /// Writes down the composed step and the equal ones behind it.
-    fn log_steps(&mut self, step: &Step, start: f64, ramp: &Ramp, more: u64) {
-        let Some(log) = &mut self.log else { return };
-        log.step(self.now, &step.scheduled);
-        for ahead in 1..=more {
-            let ended = if self.config.async_scheduling { ahead - 1 } else { ahead };
-            log.step(start + ramp.elapsed(ended), &step.scheduled);
         }
     }
 

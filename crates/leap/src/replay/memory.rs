@@ -100,8 +100,7 @@ impl Engine<'_> {
             let keyed = ids.map(|id| (self.ranker.slot_key(id, self.generated(id), false), id));
             keyed.max_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, id)| id)
         };
-        worst(&mut self.ready.iter().chain(&self.prefilling).copied())
-            .or_else(|| worst(&mut self.decoding.members()))
+        worst(&mut self.ready.iter().chain(&self.prefilling).copied()).or_else(|| worst(&mut self.decoding.members()))
     }
 
     pub(super) fn is_ending(&self, id: u32) -> bool {
@@ -117,6 +116,15 @@ impl Engine<'_> {
         if !ending {
             self.requeue(id);
         }
+    }
+
+    /// Puts a preempted request back into the queue: by its key, or, where the queue has none, before all others.
+    pub(super) fn requeue(&mut self, id: u32) {
+        if self.spec.levers.queue {
+            return self.enqueue(id, self.now);
+        }
+        self.prepended += 1;
+        self.waiting.push(id, -(self.prepended as f64), self.requests[id as usize].prompt, self.now);
     }
 
     fn give_way(&mut self, id: u32) {

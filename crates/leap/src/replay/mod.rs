@@ -1,8 +1,8 @@
 //! Replay of a recorded trace through a step-level model of a continuous-batching engine, as vLLM V1 runs it.
 //!
 //! [`Trace`] holds what is known of the requests, [`EngineConfig`] and [`CostModel`] what a step does and costs,
-//! [`PolicySpec`] who goes first. [`simulate`] runs one policy once, [`simulate_recorded`] first come first served at the
-//! trace's own times; [`run`] runs policies, seeds and sweep points in parallel and gives one report.
+//! [`PolicySpec`] who goes first. [`simulate`] runs one policy once, [`simulate_recorded`] at the trace's own times;
+//! [`run`] runs policies, seeds and sweep points in parallel and gives one report.
 
 mod balancer;
 mod blocks;

@@ -13,13 +13,15 @@ use super::trace::Trace;
 use crate::{Error, Result};
 
 /// Simulates every request of a trace under one policy at its recorded arrival. The outcome's records are in order of
-/// the rows; with `timeline` it holds what the engine held over time, with `steps` every step.
+/// the rows; with `timeline` it holds what the engine held over time, with `steps` every step. A
+/// readout of the policy that is not among `readouts` predicts nothing.
 ///
 /// # Errors
 /// [`Error::Trace`] for a trace that cannot be replayed or a request that the engine can never hold, [`Error::Config`]
 /// for limits with which nothing could run.
 pub fn simulate_recorded(
     trace: &Trace,
+    readouts: &Readouts,
     engine: &EngineConfig,
     policy: &str,
     timeline: bool,
@@ -47,5 +49,5 @@ pub fn simulate_recorded(
     };
     let spec: PolicySpec = policy.parse()?;
     let control = Control { timeline, steps, ..Control::default() };
-    simulate(trace, &RunInput::recorded(trace), engine, &spec, &Readouts::default(), &options, &control)
+    simulate(trace, &RunInput::recorded(trace), engine, &spec, readouts, &options, &control)
 }

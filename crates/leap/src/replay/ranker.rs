@@ -307,7 +307,13 @@ impl<'a> Ranker<'a> {
         let (remaining, mean) = self.remaining(id, generated);
         let prompt = f64::from(self.trace.prompt_tokens[self.row(id)]);
         let tokens = prompt + f64::from(generated) + mean / 2.0;
-        static_key(remaining / hysteresis, self.spec.aging_rate, self.input.arrival_s[id as usize], memory_weight, tokens)
+        static_key(
+            remaining / hysteresis,
+            self.spec.aging_rate,
+            self.input.arrival_s[id as usize],
+            memory_weight,
+            tokens,
+        )
     }
 
     /// Key of a request in the waiting queue.

@@ -170,7 +170,9 @@ impl Engine<'_> {
     }
 
     fn reserve_decode_blocks(&mut self, step: &mut Step) {
-        while self.decoding.need_block(1).len() as u32 > self.pool.free() {
+        while self.decoding.need_block(1).len() > self.reserved.len() + self.pool.free() as usize {
+            // Nobody is preempted before all free blocks are given away; those of the victim go to the others.
+            self.reserved.extend(std::iter::from_fn(|| self.pool.allocate()));
             let Some(victim) = self.victim() else { break };
             self.preempt(victim);
             step.preempted = true;
@@ -181,7 +183,7 @@ impl Engine<'_> {
     pub(super) fn take_blocks(&mut self, steps: u64) {
         for ahead in 1..=steps {
             for &id in self.decoding.need_block(ahead) {
-                if let Some(held) = self.pool.allocate() {
+                if let Some(held) = self.reserved.pop().or_else(|| self.pool.allocate()) {
                     self.requests[id as usize].blocks.push(held);
                 }
             }

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use super::blocks::BlockPool;
+use super::blocks::{BlockPool, Held};
 use super::config::EngineConfig;
 use super::cost::Ramp;
 use super::decode::DecodeSet;
@@ -57,6 +57,8 @@ pub(super) struct Engine<'a> {
     pub(super) ready: Vec<u32>,
     pub(super) decoding: DecodeSet,
     pub(super) pool: BlockPool,
+    /// Blocks handed out to the step that is being composed, until it is known to whom.
+    pub(super) reserved: Vec<Held>,
     pub(super) waiting: Waiting,
     /// The request that last found a seat but no blocks, and the pool's gains then.
     pub(super) blocked: Option<(u32, u64)>,
@@ -113,6 +115,7 @@ impl<'a> Engine<'a> {
             ready: Vec::new(),
             decoding: DecodeSet::new(input.len(), config.block_size),
             pool: BlockPool::new(config.usable_blocks()),
+            reserved: Vec::new(),
             waiting: Waiting::new(input.len(), spec.rule == Rule::Hrrn, spec.wait_cap_s.or(options.wait_cap_s)),
             blocked: None,
             slots_changed: true,

@@ -289,14 +289,18 @@ impl<'a> Reference<'a> {
         } else {
             decoding = self.residents.iter().copied().filter(|id| decoding.contains(id)).collect();
         }
-        while self.needed(&decoding) > self.pool.free() {
+        let mut served = 0;
+        while let Some(&id) = decoding.get(served) {
+            let tokens = self.requests[id].stored + 1;
+            if self.lacks(id, tokens) <= self.pool.free() {
+                self.allocate(id, tokens);
+                served += 1;
+                continue;
+            }
             let victim = *self.residents.last().expect("a decoder can always be preempted");
+            assert!(!decoding[..served].contains(&victim), "who was served stands before who is to be");
             self.preempt(victim, now);
             decoding.retain(|&id| id != victim);
-        }
-
-        for &id in &decoding {
-            self.allocate(id, self.requests[id].stored + 1);
         }
 
         // (chunk, tokens before it) and request of each prefill.
@@ -378,11 +382,6 @@ impl<'a> Reference<'a> {
         self.steps_with_queue += u64::from(!self.waiting.is_empty());
         let slow = if computing { 1.0 / (1.0 - self.spec.gpu_share) } else { 1.0 };
         Some(Step { tokens, seconds: slow * seconds(&self.config.cost, &reads, &work) })
-    }
-
-    /// Blocks that these decoders lack for one more token each.
-    fn needed(&self, decoding: &[usize]) -> usize {
-        decoding.iter().map(|&id| self.lacks(id, self.requests[id].stored + 1)).sum()
     }
 
     /// The end of a step: its tokens, and in order of time what else has happened by then.

@@ -31,7 +31,9 @@ class Request:
 
     @property
     def decodes(self) -> bool:
-        return self.stored >= self.target and self.made < self.output
+        # All that a resumed request may lack is its last token.
+        lacks_one = self.stored >= self.prompt and self.stored + 1 == self.target
+        return (self.stored >= self.target or lacks_one) and self.made < self.output
 
 
 @dataclass(eq=False)
@@ -77,7 +79,7 @@ class Rank:
         budget = self.engine["max_num_batched_tokens"] - len(decoders)
         chunks: list[tuple[Request, int, int]] = []
         for request in list(self.residents):
-            chunk = min(request.target - request.stored, budget)
+            chunk = 0 if request.decodes else min(request.target - request.stored, budget)
             while request in self.residents and chunk > 0 and self.lacks(request, request.stored + chunk) > self.free:
                 victim = self.preempt_last()
                 decoders = [r for r in decoders if r is not victim]

@@ -51,7 +51,7 @@ def case_of(setting: str, levers: list[str] | None, *, asynchronous: bool) -> Ca
     setup = replace(SETTINGS[setting], async_scheduling=asynchronous)
     jobs = draw_jobs(
         rng,
-        280 if levers is not None and "slots" in levers else 440,
+        400,
         rate=11.0,
         families=3 if setup.prefix_caching else 0,
         on_grid=levers is not None,

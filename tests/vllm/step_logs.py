@@ -250,7 +250,7 @@ def draw_case(seed: int, requests: int) -> Case:
     if levers is not None:
         leap = {
             "levers": levers,
-            "decode_slots": min(rng.choice([2, 3, 5, 16]), setup.max_num_seqs),
+            **({"decode_slots": min(rng.choice([2, 3, 5, 16]), setup.max_num_seqs)} if "slots" in levers else {}),
             "aging_rate": rng.choice([0, 0.05, 1.0]),
             "memory_weight": rng.choice([0, 1]),
             "hysteresis": rng.choice([1, 1.1]),

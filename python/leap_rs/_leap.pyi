@@ -383,12 +383,13 @@ def simulate(
     engine: str,
     *,
     policy: str = "fcfs",
-    state_readout: str | None = None,
-    prompt_readout: str | None = None,
+    readouts: tuple[str, str] | None = None,
     timeline: bool = False,
     steps: bool = False,
 ) -> dict[str, npt.NDArray[Any]]:
     """Every request of a trace once under one policy at its recorded arrival, on an engine (JSON).
+
+    readouts are files, that of the prompt first.
 
     In the order of the rows: admitted_s (when the scheduler first gave it a seat), first_token_s and finish_s (float64,
     on the clock of arrival_s), preemptions (uint32). With timeline also the engine over time as a step function, each

@@ -48,23 +48,21 @@ fn replay<'py>(
 }
 
 #[pyfunction]
-#[pyo3(signature = (
-    columns, engine, *, policy="fcfs", state_readout=None, prompt_readout=None, timeline=false, steps=false
-))]
+#[pyo3(signature = (columns, engine, *, policy="fcfs", readouts=None, timeline=false, steps=false))]
 fn simulate<'py>(
     py: Python<'py>,
     columns: &Bound<'py, PyDict>,
     engine: &str,
     policy: &str,
-    state_readout: Option<String>,
-    prompt_readout: Option<String>,
+    readouts: Option<(String, String)>,
     timeline: bool,
     steps: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let trace = trace_of(columns)?;
     let engine: EngineConfig =
         serde_json::from_str(engine).map_err(|error| ConfigError::new_err(format!("engine: {error}")))?;
-    let readouts = readouts_of(state_readout, prompt_readout)?;
+    let (prompt, state) = readouts.unzip();
+    let readouts = readouts_of(state, prompt)?;
     let simulate = || simulate_recorded(&trace, &readouts, &engine, policy, timeline, steps);
     let outcome = py.detach(simulate).map_err(to_py)?;
     outcome_dict(py, outcome)

@@ -297,7 +297,11 @@ impl<'a> Ranker<'a> {
                 match (self.spec.order, &known.table) {
                     (Order::Gittins, Some(table)) => (table.remaining(generated), table.mean_remaining(generated)),
                     (Order::Survival, _) => same(survival(m, f64::from(known.sigma), a, f64::from(self.cap(row)))),
-                    _ => same(countdown(m, a)),
+                    _ => {
+                        // Memory is not held for tokens that the request's own limit forbids.
+                        let left = f64::from(self.cap(row).saturating_sub(generated).max(1));
+                        (countdown(m, a), countdown(m, a).min(left))
+                    }
                 }
             }
         }

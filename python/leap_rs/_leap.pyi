@@ -378,13 +378,25 @@ def replay(
 ) -> tuple[str, dict[str, npt.NDArray[Any]] | None]:
     """Replays the columns of a trace under options (JSON): the report (JSON) and, on request, a row a request."""
 
-def simulate(columns: Mapping[str, Any], engine: str, *, timeline: bool = False) -> dict[str, npt.NDArray[Any]]:
-    """Every request of a trace once, first come first served at its recorded arrival, on an engine (JSON).
+def simulate(
+    columns: Mapping[str, Any],
+    engine: str,
+    *,
+    policy: str = "fcfs",
+    readouts: tuple[str, str] | None = None,
+    timeline: bool = False,
+    steps: bool = False,
+) -> dict[str, npt.NDArray[Any]]:
+    """Every request of a trace once under one policy at its recorded arrival, on an engine (JSON).
+
+    readouts are files, that of the prompt first.
 
     In the order of the rows: admitted_s (when the scheduler first gave it a seat), first_token_s and finish_s (float64,
     on the clock of arrival_s), preemptions (uint32). With timeline also the engine over time as a step function, each
     entry from its time to the next one's: timeline_s (float64), timeline_waiting and timeline_resident (uint32),
-    timeline_kv_share of the usable KV blocks (float64).
+    timeline_kv_share of the usable KV blocks (float64). With steps also every step of a single engine: step_s (when it
+    was composed), step_requests and step_tokens (rows scheduled and their tokens; step i's up to step_ends[i], uint64),
+    step_preempted (rows preempted since the step before; up to step_preempted_ends[i]).
 
     Raises TraceError naming the first row that the engine can never hold, ConfigError where the engine cannot be used.
     """

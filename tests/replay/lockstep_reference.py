@@ -31,7 +31,9 @@ class Request:
 
     @property
     def decodes(self) -> bool:
-        return self.stored >= self.target and self.made < self.output
+        # All that a resumed request may lack is its last token.
+        lacks_one = self.stored >= self.prompt and self.stored + 1 == self.target
+        return (self.stored >= self.target or lacks_one) and self.made < self.output
 
 
 @dataclass(eq=False)
@@ -51,12 +53,13 @@ class Rank:
         return ceil(tokens / self.engine["block_size"]) - request.blocks
 
     def preempt_last(self) -> Request:
-        victim = [r for r in self.residents if r.made < r.output][-1]
-        self.residents.remove(victim)
+        victim = self.residents.pop()
         victim.stored = victim.blocks = 0
         victim.preemptions += 1
         self.preemptions += 1
-        self.waiting.append(victim)
+        # One whose last token is under way has nothing left to wait for.
+        if victim.made < victim.output:
+            self.waiting.append(victim)
         return victim
 
     def store(self, request: Request, tokens: int) -> None:
@@ -76,7 +79,7 @@ class Rank:
         budget = self.engine["max_num_batched_tokens"] - len(decoders)
         chunks: list[tuple[Request, int, int]] = []
         for request in list(self.residents):
-            chunk = min(request.target - request.stored, budget)
+            chunk = 0 if request.decodes else min(request.target - request.stored, budget)
             while request in self.residents and chunk > 0 and self.lacks(request, request.stored + chunk) > self.free:
                 victim = self.preempt_last()
                 decoders = [r for r in decoders if r is not victim]
@@ -85,7 +88,7 @@ class Rank:
                 self.store(request, chunk)
                 budget -= chunk
         while self.preemptions == before and budget > 0 and self.waiting:
-            head = min(self.waiting, key=lambda r: (self.key(r), r.id))
+            head = min(self.waiting, key=self.key)
             head.target = head.prompt + head.made
             if len(self.residents) == self.engine["max_num_seqs"] or self.lacks(head, head.target) > self.free:
                 break
@@ -182,7 +185,7 @@ def lockstep(
                         request.first = end
                     if request.delivered == request.output:
                         request.finish = end
-                        rank.residents.remove(request)
+                        rank.residents = [r for r in rank.residents if r is not request]
         steps = [(rank, rank.compose_again(now)) for rank in deployment]
         balancer.report(now, [(len(rank.waiting), len(rank.residents)) for rank in deployment])
         busy = [(rank, step) for rank, step in steps if step is not None]

@@ -169,3 +169,26 @@ def test_an_engine_that_cannot_be_used_is_refused() -> None:
         simulate(columns(7), speed=1)
     with pytest.raises(TraceError, match="output_tokens is missing"):
         _leap.simulate({"arrival_s": np.zeros(1), "prompt_tokens": np.ones(1, np.uint32)}, json.dumps(ENGINE))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "srpt-oracle:levers=queue+slots+evict,evict_per_s=20"])
+@pytest.mark.parametrize("changes", [{}, {"async_scheduling": False}, {"kv_tokens": 1600, "decode_slots": 4}])
+def test_the_steps_are_all_that_the_requests_need(policy: str, changes: dict[str, Any]) -> None:
+    trace = columns(3)
+    log = _leap.simulate(
+        trace, json.dumps(ENGINE | {"enable_prefix_caching": False} | changes), policy=policy, steps=True
+    )
+    rows, tokens = log["step_requests"], log["step_tokens"].astype(np.int64)
+    times = np.repeat(log["step_s"], np.diff(log["step_ends"].astype(np.int64), prepend=0))
+    assert (np.diff(log["step_s"]) >= 0).all()
+    np.testing.assert_array_equal(np.bincount(log["step_preempted"], minlength=120), log["preemptions"])
+    # The last token is never read again, so it is not computed; what a preemption threw away is computed once more.
+    needed = trace["prompt_tokens"].astype(np.int64) + trace["output_tokens"] - 1
+    computed = np.bincount(rows, tokens, minlength=120)
+    kept = log["preemptions"] == 0
+    np.testing.assert_array_equal(computed[kept], needed[kept])
+    assert (computed[~kept] >= needed[~kept]).all()
+    first = np.full(120, np.inf)
+    np.minimum.at(first, rows, times)
+    np.testing.assert_array_equal(first, log["admitted_s"])
+    assert "step_s" not in simulate(trace)

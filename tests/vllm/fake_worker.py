@@ -329,8 +329,9 @@ class FakeEngine:
         arrivals = deque(sorted(jobs, key=lambda job: job.arrival_s))
         aborts = sorted((j.abort_s, j.name) for j in arrivals if j.abort_s is not None)
         compiling = [job for job in arrivals if job.grammar_s is not None]
-        flying: deque[tuple[Any, ModelRunnerOutput]] = deque()
+        flying: deque[tuple[Any, ModelRunnerOutput, float]] = deque()
         depth = 2 if self.setup.async_scheduling else 1
+        busy_s = 0.0
         for _ in range(most_steps):
             while arrivals and arrivals[0].arrival_s <= self.now:
                 self.add(arrivals.popleft())
@@ -350,10 +351,13 @@ class FakeEngine:
                 step, output, result = self._compose()
                 if watch is not None:
                     watch(self, step)
-                flying.append((output, result))
+                # The worker takes one step after the other.
+                busy_s = max(busy_s, self.now) + cost(step)
+                flying.append((output, result, busy_s))
             if len(flying) >= depth or step is None or not step.scheduled:
-                self._take(*flying.popleft())
-            self.now += cost(step) if step is not None else 1.0
+                output, result, end_s = flying.popleft()
+                self.now = max(self.now, end_s)
+                self._take(output, result)
         raise AssertionError(f"still {len(self.scheduler.requests)} requests after {most_steps} steps")
 
     def _compose(self) -> tuple[Step, Any, ModelRunnerOutput]:

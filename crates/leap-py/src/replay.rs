@@ -40,10 +40,7 @@ fn replay<'py>(
     let trace = trace_of(columns)?;
     let options: Options =
         serde_json::from_str(options).map_err(|error| ConfigError::new_err(format!("replay options: {error}")))?;
-    let readouts = Readouts {
-        state: state_readout.map(|path| online(path.as_ref())).transpose()?,
-        prompt: prompt_readout.map(|path| online(path.as_ref())).transpose()?,
-    };
+    let readouts = readouts_of(state_readout, prompt_readout)?;
     let (report, rows) = supervise(py, &trace, &readouts, &options, requests, progress)?;
     let text = serde_json::to_string(&report).map_err(|error| ConfigError::new_err(error.to_string()))?;
     let table = if requests { Some(table(py, &trace, &rows)?) } else { None };
@@ -51,17 +48,23 @@ fn replay<'py>(
 }
 
 #[pyfunction]
-#[pyo3(signature = (columns, engine, *, timeline=false))]
+#[pyo3(signature = (columns, engine, *, policy="fcfs", readouts=None, timeline=false, steps=false))]
 fn simulate<'py>(
     py: Python<'py>,
     columns: &Bound<'py, PyDict>,
     engine: &str,
+    policy: &str,
+    readouts: Option<(String, String)>,
     timeline: bool,
+    steps: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let trace = trace_of(columns)?;
     let engine: EngineConfig =
         serde_json::from_str(engine).map_err(|error| ConfigError::new_err(format!("engine: {error}")))?;
-    let outcome = py.detach(|| simulate_recorded(&trace, &engine, timeline)).map_err(to_py)?;
+    let (prompt, state) = readouts.unzip();
+    let readouts = readouts_of(state, prompt)?;
+    let simulate = || simulate_recorded(&trace, &readouts, &engine, policy, timeline, steps);
+    let outcome = py.detach(simulate).map_err(to_py)?;
     outcome_dict(py, outcome)
 }
 
@@ -79,7 +82,22 @@ fn outcome_dict(py: Python<'_>, outcome: Outcome) -> PyResult<Bound<'_, PyDict>>
         dict.set_item("timeline_resident", timeline.resident.into_pyarray(py))?;
         dict.set_item("timeline_kv_share", timeline.kv_share.into_pyarray(py))?;
     }
+    if let Some(log) = outcome.log {
+        dict.set_item("step_s", log.composed_s.into_pyarray(py))?;
+        dict.set_item("step_ends", log.ends.into_pyarray(py))?;
+        dict.set_item("step_requests", log.request.into_pyarray(py))?;
+        dict.set_item("step_tokens", log.tokens.into_pyarray(py))?;
+        dict.set_item("step_preempted_ends", log.preempted_ends.into_pyarray(py))?;
+        dict.set_item("step_preempted", log.preempted.into_pyarray(py))?;
+    }
     Ok(dict)
+}
+
+fn readouts_of(state: Option<String>, prompt: Option<String>) -> PyResult<Readouts> {
+    Ok(Readouts {
+        state: state.map(|path| online(path.as_ref())).transpose()?,
+        prompt: prompt.map(|path| online(path.as_ref())).transpose()?,
+    })
 }
 
 fn online(path: &Path) -> PyResult<OnlineReadout> {

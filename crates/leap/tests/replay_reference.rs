@@ -86,6 +86,7 @@ fn policy() -> impl Strategy<Value = String> {
         "srpt-oracle:levers=slots",
         "score:x",
         "score:x:levers=queue+slots",
+        "score:x:levers=slots,hysteresis=1.3,aging_rate=0",
         "score:x:levers=queue+slots,delay_s=0.0473,gpu_share=0.21",
         "score:x:delay_s=0.313,gpu_share=0.1",
         "score:x:levers=queue+slots,delay_s=0.0881",

@@ -135,7 +135,7 @@ Policy = Annotated[
         help=(
             "A policy to replay, repeatable: fcfs, sjf-prompt, hrrn, las, mlfq, leap-frozen, leap-paper, leap, "
             "score:NAME, sjf-oracle, srpt-oracle. Keys: levers, order, objective, rls, batch, aging_rate, memory_weight, "
-            "wait_cap_steps, wait_cap_s, evict_factor, evict_per_s; for score:NAME also delay_s and gpu_share. All that "
+            "wait_cap_steps, wait_cap_s, hysteresis, evict_factor, evict_per_s; for score:NAME also delay_s and gpu_share. All that "
             "can run by default."
         ),
     ),

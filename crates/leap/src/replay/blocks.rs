@@ -1,6 +1,6 @@
 //! KV blocks with a prefix cache, as vLLM's block pool keeps them: free blocks stay in the cache until they are
-//! handed out again, least recently freed first, so that a preempted request may find its own blocks and a new one
-//! the blocks of a shared prefix.
+//! handed out again, first those that nobody could find, then the least recently freed, so that a preempted request may
+//! find its own blocks and a new one the blocks of a shared prefix.
 
 use std::collections::hash_map::Entry;
 
@@ -65,7 +65,7 @@ impl BlockPool {
         self.gains
     }
 
-    /// Hands out the block that was freed longest ago; what was cached in it is gone. `None` when none is free.
+    /// Hands out the block at the front of the free list; what was cached in it is gone. `None` when none is free.
     pub fn allocate(&mut self) -> Option<Held> {
         if self.head == NIL {
             return None;
@@ -146,23 +146,30 @@ impl BlockPool {
         self.references[held.block as usize] += 1;
     }
 
-    /// Gives up one hold of the block; the last one puts it at the end of the free list, content intact.
-    pub fn release(&mut self, held: Held) {
+    /// Gives up one hold of the block, content intact. The last one puts it into the free list: at its end where it
+    /// `is_cached`, else at its front, since nobody will ask for its content.
+    pub fn release(&mut self, held: Held, is_cached: bool) {
         let b = held.block as usize;
         debug_assert!(self.references[b] > 0, "block {b} was released more often than it was taken");
         self.references[b] -= 1;
-        if self.references[b] == 0 {
-            self.next[b] = NIL;
-            self.prev[b] = self.tail;
-            if self.tail == NIL {
-                self.head = held.block
-            } else {
-                self.next[self.tail as usize] = held.block
-            }
-            self.tail = held.block;
-            self.free += 1;
-            self.gains += 1;
+        if self.references[b] > 0 {
+            return;
         }
+        let (prev, next) = if is_cached { (self.tail, NIL) } else { (NIL, self.head) };
+        self.prev[b] = prev;
+        self.next[b] = next;
+        if prev == NIL {
+            self.head = held.block
+        } else {
+            self.next[prev as usize] = held.block
+        }
+        if next == NIL {
+            self.tail = held.block
+        } else {
+            self.prev[next as usize] = held.block
+        }
+        self.free += 1;
+        self.gains += 1;
     }
 
     fn unlink(&mut self, block: u32) {
@@ -190,7 +197,7 @@ mod tests {
         let mut pool = BlockPool::new(2);
         let a = pool.allocate().unwrap();
         pool.publish(a, 7);
-        pool.release(a);
+        pool.release(a, true);
         assert_eq!(pool.find(7), Some(a));
         // The block that was never used is handed out first, then the cached one, whose content is lost with it.
         assert_ne!(pool.allocate().unwrap().block, a.block);
@@ -206,10 +213,20 @@ mod tests {
         held.iter().for_each(|&block| pool.publish(block, 7));
         assert_eq!(pool.find(7), Some(held[0]));
         for (gone, found) in [(1, Some(held[0])), (0, Some(held[2])), (2, None)] {
-            pool.release(held[gone]);
+            pool.release(held[gone], true);
             assert_eq!(pool.allocate().unwrap().block, held[gone].block);
             assert_eq!(pool.find(7), found);
         }
+    }
+
+    #[test]
+    fn a_block_that_nobody_could_find_is_handed_out_before_all_others() {
+        let mut pool = BlockPool::new(3);
+        let held: Vec<Held> = (0..2).map(|_| pool.allocate().unwrap()).collect();
+        pool.release(held[0], true);
+        pool.release(held[1], false);
+        let order: Vec<u32> = std::iter::from_fn(|| pool.allocate()).map(|held| held.block).collect();
+        assert_eq!(order, [held[1].block, 2, held[0].block]);
     }
 
     #[test]
@@ -217,9 +234,9 @@ mod tests {
         let mut pool = BlockPool::new(3);
         let a = pool.allocate().unwrap();
         pool.acquire(a);
-        pool.release(a);
+        pool.release(a, true);
         assert_eq!((pool.free(), pool.is_free(a)), (2, false));
-        pool.release(a);
+        pool.release(a, true);
         assert_eq!((pool.free(), pool.is_free(a)), (3, true));
         pool.acquire(a);
         assert_eq!(pool.free(), 2);

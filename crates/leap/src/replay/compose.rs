@@ -2,7 +2,6 @@
 //! and only if nobody had to give way is the queue asked, up to the first request that does not fit.
 
 use super::engine::Engine;
-use super::memory::Claim;
 use super::state::Step;
 use crate::slots::select_slots;
 
@@ -11,7 +10,10 @@ impl Engine<'_> {
     /// schedules, so that the next composition can go on before the step has run.
     pub(super) fn compose(&mut self) -> Option<Step> {
         let mut step = Step::default();
+        self.end_resumed_prefills();
+        let evicted = self.evict();
         self.choose_decoders(&mut step);
+        self.arrange();
         self.reserve_decode_blocks(&mut step);
         self.take_blocks(1);
         let mut budget = self.config.max_num_batched_tokens - self.decoding.len();
@@ -19,6 +21,11 @@ impl Engine<'_> {
         if !step.preempted {
             self.admit(&mut step, &mut budget);
         }
+        step.preempted |= !evicted.is_empty();
+        for id in evicted {
+            self.requeue(id);
+        }
+        self.note_refusal(budget);
         if self.decoding.len() == 0 && step.work.prefill == 0 {
             return None;
         }
@@ -28,6 +35,10 @@ impl Engine<'_> {
         step.resumed.retain(|&(id, _)| self.decoding.contains(id));
         // Or among those whose prefill would have ended: their token is lost with their blocks.
         step.prefilled.retain(|&id| self.requests[id as usize].is_resident);
+        if self.log.is_some() {
+            step.scheduled.retain(|&(id, _)| self.requests[id as usize].is_resident);
+            step.scheduled.extend(self.decoding.members().map(|id| (id, 1)));
+        }
         self.decoding.advance(1);
         self.finish_decoding(&mut step.done);
         for &id in &step.prefilled {
@@ -50,12 +61,28 @@ impl Engine<'_> {
         self.requests[id as usize].generated + self.decoding.progress(id)
     }
 
+    /// A resumed request that lacks nothing but its last token is as any other that could decode.
+    fn end_resumed_prefills(&mut self) {
+        let requests = &self.requests;
+        let lacks_one = |id: &mut u32| {
+            let request = &requests[*id as usize];
+            request.computed >= request.prompt && request.prompt + request.generated == request.computed + 1
+        };
+        let resumed: Vec<u32> = self.prefilling.extract_if(.., lacks_one).collect();
+        for id in resumed {
+            self.requests[id as usize].last_decode_step = self.decoding.step();
+            self.ready.push(id);
+            self.slots_changed = true;
+        }
+    }
+
     fn choose_decoders(&mut self, step: &mut Step) {
         let slots = self.config.slots();
         if self.decoding.len() + self.ready.len() as u32 <= slots {
             for id in std::mem::take(&mut self.ready) {
                 self.start_decoding(id, step);
             }
+            self.slots_bound = false;
             return;
         }
         let now = self.decoding.step();
@@ -65,7 +92,8 @@ impl Engine<'_> {
         // In order of arrival, which decides between equal keys.
         let mut ids: Vec<u32> = self.decoding.members().chain(self.ready.iter().copied()).collect();
         ids.sort_unstable();
-        let keys: Vec<f64> = ids.iter().map(|&id| self.ranker.slot_key(id, self.generated(id))).collect();
+        let holds = |id: u32| self.slots_bound && self.decoding.contains(id);
+        let keys: Vec<f64> = ids.iter().map(|&id| self.ranker.slot_key(id, self.generated(id), holds(id))).collect();
         let since_decode = |&id: &u32| match self.decoding.contains(id) {
             true => 0,
             false => (now - self.requests[id as usize].last_decode_step) as u32,
@@ -91,6 +119,7 @@ impl Engine<'_> {
             }
         }
         self.slots_changed = false;
+        self.slots_bound = true;
         // A promoted sequence has its one token after this step, and competes by its key again.
         self.next_slot_choice = if promoted > 0 { now + 1 } else { self.next_choice() };
     }
@@ -126,6 +155,7 @@ impl Engine<'_> {
         if progress > 0 {
             request.last_token_s = self.horizon;
             request.last_decode_step = self.decoding.step();
+            request.decoded_step = self.decoding.step();
         }
         self.decoding.leave(id, request.computed);
         self.slots_changed = true;
@@ -140,7 +170,9 @@ impl Engine<'_> {
     }
 
     fn reserve_decode_blocks(&mut self, step: &mut Step) {
-        while self.decoding.need_block(1).len() as u32 > self.pool.free() {
+        while self.decoding.need_block(1).len() > self.reserved.len() + self.pool.free() as usize {
+            // Nobody is preempted before all free blocks are given away; those of the victim go to the others.
+            self.reserved.extend(std::iter::from_fn(|| self.pool.allocate()));
             let Some(victim) = self.victim() else { break };
             self.preempt(victim);
             step.preempted = true;
@@ -151,7 +183,7 @@ impl Engine<'_> {
     pub(super) fn take_blocks(&mut self, steps: u64) {
         for ahead in 1..=steps {
             for &id in self.decoding.need_block(ahead) {
-                if let Some(held) = self.pool.allocate() {
+                if let Some(held) = self.reserved.pop().or_else(|| self.pool.allocate()) {
                     self.requests[id as usize].blocks.push(held);
                 }
             }
@@ -189,6 +221,9 @@ impl Engine<'_> {
     fn prefill(&mut self, id: u32, chunk: u32, step: &mut Step) {
         let computed = self.requests[id as usize].computed;
         step.work.add_chunk(chunk, computed);
+        if self.log.is_some() {
+            step.scheduled.push((id, chunk));
+        }
         let held = self.requests[id as usize].blocks.len() as u32;
         for _ in held..self.blocks_for(computed + chunk) {
             if let Some(block) = self.pool.allocate() {
@@ -211,14 +246,11 @@ impl Engine<'_> {
             let Some(head) = self.waiting.head(self.now, &self.input.arrival_s) else { return };
             let id = head.id;
             let no_seat = self.residents.len() as u32 >= self.config.max_num_seqs;
-            if !self.spec.levers.evict {
-                // Nobody would make room, so there is no need to look what the cache holds of it.
-                let known = self.config.reserve_full_prompt && self.config.enable_chunked_prefill;
-                let still_blocked = known && self.blocked == Some((id, self.pool.gains()));
-                step.blocked_by_memory |= still_blocked && !no_seat;
-                if no_seat || still_blocked {
-                    return;
-                }
+            let known = self.config.reserve_full_prompt && self.config.enable_chunked_prefill;
+            let still_blocked = known && self.blocked == Some((id, self.pool.gains()));
+            step.blocked_by_memory |= still_blocked && !no_seat;
+            if no_seat || still_blocked {
+                return;
             }
             let hit = self.cached_blocks(id);
             let request = &self.requests[id as usize];
@@ -233,18 +265,9 @@ impl Engine<'_> {
             let mut need = self.blocks_for(reach) - hit.len() as u32;
             need += hit.iter().filter(|&&held| self.pool.is_free(held)).count() as u32;
             let spare = if self.residents.is_empty() { 0 } else { self.watermark_blocks() };
-            if no_seat || need + spare > self.pool.free() {
-                // In the unit of the residents' keys, whatever orders the queue.
-                let key = if head.overdue { f64::NEG_INFINITY } else { self.ranker.evict_key(id, self.generated(id)) };
-                let claim = Claim { key, hit: &hit, need };
-                if self.spec.levers.evict && self.evict_for(&claim, step) {
-                    step.preempted = true;
-                    continue;
-                }
-                if !no_seat {
-                    step.blocked_by_memory = true;
-                    self.blocked = Some((id, self.pool.gains()));
-                }
+            if need + spare > self.pool.free() {
+                step.blocked_by_memory = true;
+                self.blocked = Some((id, self.pool.gains()));
                 return;
             }
             self.waiting.remove(id, self.requests[id as usize].prompt, self.now);

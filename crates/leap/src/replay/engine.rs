@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use super::blocks::BlockPool;
+use super::blocks::{BlockPool, Held};
 use super::config::EngineConfig;
 use super::cost::Ramp;
 use super::decode::DecodeSet;
@@ -17,6 +17,7 @@ use super::policy::{PolicySpec, Rule};
 use super::ranker::Ranker;
 use super::ranks::Client;
 use super::state::{Request, Step, Tally};
+use super::steps::StepLog;
 use super::timeline::{Level, Recorder};
 use super::trace::Trace;
 use super::waiting::Waiting;
@@ -31,7 +32,7 @@ pub(super) struct Span {
     pub(super) ramp: Ramp,
 }
 
-struct Flight {
+pub(super) struct Flight {
     end: f64,
     prefilled: Vec<u32>,
     done: Vec<u32>,
@@ -56,18 +57,29 @@ pub(super) struct Engine<'a> {
     pub(super) ready: Vec<u32>,
     pub(super) decoding: DecodeSet,
     pub(super) pool: BlockPool,
+    /// Blocks handed out to the step that is being composed, until it is known to whom.
+    pub(super) reserved: Vec<Held>,
     pub(super) waiting: Waiting,
     /// The request that last found a seat but no blocks, and the pool's gains then.
     pub(super) blocked: Option<(u32, u64)>,
     pub(super) slots_changed: bool,
+    /// Whether somebody was without a slot in the last composed step.
+    pub(super) slots_bound: bool,
+    /// Whether the slots lever has arranged the running list for the last step.
+    pub(super) shuffled: bool,
     pub(super) next_slot_choice: u64,
+    /// The first of the queue, if the last composed step refused it a seat or blocks.
+    pub(super) refused: Option<u32>,
     /// When the evict lever may act again.
     pub(super) next_evict_s: f64,
     delayed: VecDeque<(f64, u32)>,
-    flights: VecDeque<Flight>,
+    pub(super) flights: VecDeque<Flight>,
     pub(super) admissions: u64,
+    /// How often somebody was put before all others of the queue.
+    pub(super) prepended: u64,
     pub(super) tally: Tally,
     pub(super) recorder: Option<Recorder>,
+    pub(super) log: Option<StepLog>,
 }
 
 impl<'a> Engine<'a> {
@@ -91,6 +103,7 @@ impl<'a> Engine<'a> {
             admitted_s: f64::NAN,
             preemptions: 0,
             last_decode_step: 0,
+            decoded_step: 0,
             last_token_s: f64::NAN,
             first_token_s: f64::NAN,
             finish_s: f64::NAN,
@@ -102,16 +115,22 @@ impl<'a> Engine<'a> {
             ready: Vec::new(),
             decoding: DecodeSet::new(input.len(), config.block_size),
             pool: BlockPool::new(config.usable_blocks()),
+            reserved: Vec::new(),
             waiting: Waiting::new(input.len(), spec.rule == Rule::Hrrn, spec.wait_cap_s.or(options.wait_cap_s)),
             blocked: None,
             slots_changed: true,
+            slots_bound: false,
+            shuffled: false,
             next_slot_choice: 0,
+            refused: None,
             next_evict_s: 0.0,
             delayed: VecDeque::new(),
             flights: VecDeque::new(),
             admissions: 0,
+            prepended: 0,
             tally: Tally::default(),
             recorder: control.timeline.then(Recorder::default),
+            log: control.steps.then(StepLog::default),
             now: 0.0,
             horizon: 0.0,
             trace,
@@ -148,7 +167,7 @@ impl<'a> Engine<'a> {
     }
 
     fn rekey_waiting(&mut self, id: u32) {
-        if self.waiting.contains(id) {
+        if self.spec.levers.queue && self.waiting.contains(id) {
             self.waiting.rekey(id, self.ranker.queue_key(id, self.requests[id as usize].generated));
         }
     }
@@ -162,9 +181,7 @@ impl<'a> Engine<'a> {
     pub(super) fn land(&mut self, client: &mut Client) -> Result<bool> {
         let mut released = false;
         while self.flights.front().is_some_and(|flight| flight.end <= self.now) {
-            let Some(mut flight) = self.flights.pop_front() else { break };
-            // In the order of vLLM's running list, which is the order in which their blocks will be handed out.
-            flight.done.sort_unstable_by_key(|&id| self.requests[id as usize].admitted);
+            let Some(flight) = self.flights.pop_front() else { break };
             for id in flight.prefilled {
                 if self.ranker.prefilled(id)? {
                     self.slots_changed = true;
@@ -173,9 +190,12 @@ impl<'a> Engine<'a> {
             }
             for id in flight.done {
                 self.ranker.finished(id)?;
-                self.release_blocks(id);
+                // Preempted with its last token under way, it has given up both already.
+                if self.requests[id as usize].is_resident {
+                    self.release_blocks(id);
+                    self.leave_seat(id);
+                }
                 self.requests[id as usize].blocks = Vec::new();
-                self.leave_seat(id);
                 client.finished(flight.end);
                 self.control.finished.fetch_add(1, Ordering::Relaxed);
                 released = true;
@@ -240,13 +260,19 @@ impl<'a> Engine<'a> {
     pub(super) fn execute(&mut self, step: Step, span: &Span, gaps: &mut Gaps) {
         let &Span { start, end, steps, ref ramp } = span;
         let more = steps - 1;
+        self.log_steps(&step, start, ramp, more);
         let mut done = step.done;
         if more > 0 {
             self.note_equal_steps(start, ramp, more);
-            self.take_blocks(more);
-            self.decoding.advance(more);
+            self.take_blocks(more - 1);
+            self.decoding.advance(more - 1);
+            self.arrange();
+            self.take_blocks(1);
+            self.decoding.advance(1);
             self.finish_decoding(&mut done);
         }
+        // As they stand in vLLM's running list: so they will give their blocks back.
+        done.sort_unstable_by_key(|&id| self.requests[id as usize].admitted);
         let regular = u64::from(step.work.decode) - step.resumed.len() as u64;
         for (_, at) in &step.resumed {
             gaps.add(start + ramp.first - at);

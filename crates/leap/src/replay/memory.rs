@@ -1,21 +1,11 @@
 //! Seats and KV blocks of the simulated engine: what a request may reuse, who gives way, and what is left of one that
 //! did.
 
-use rustc_hash::FxHashMap;
-
 use super::blocks::Held;
 use super::engine::Engine;
-use super::state::Step;
 
-/// What the first of the queue lacks.
-pub(super) struct Claim<'a> {
-    /// Its key; infinitely good when it has waited past the cap.
-    pub(super) key: f64,
-    /// Cached blocks that it starts from.
-    pub(super) hit: &'a [Held],
-    /// Free blocks that it takes.
-    pub(super) need: u32,
-}
+/// After a look at all residents that found nobody to evict, the next one is not before so many seconds.
+const LOOK_S: f64 = 0.05;
 
 impl Engine<'_> {
     /// Blocks that hold `tokens` tokens.
@@ -84,9 +74,10 @@ impl Engine<'_> {
 
     /// Frees a request's blocks, the last first: the tail of a prefix is the least likely to be asked for again.
     pub(super) fn release_blocks(&mut self, id: u32) {
-        for i in (0..self.requests[id as usize].blocks.len()).rev() {
-            let held = self.requests[id as usize].blocks[i];
-            self.pool.release(held);
+        let request = &self.requests[id as usize];
+        let cached = if self.config.enable_prefix_caching { request.computed / self.config.block_size } else { 0 };
+        for (i, &held) in request.blocks.iter().enumerate().rev() {
+            self.pool.release(held, i < cached as usize);
         }
     }
 
@@ -98,19 +89,21 @@ impl Engine<'_> {
         }
     }
 
-    /// Who loses its KV cache when blocks run out: under the slots lever the resident with the worst key, else, as in
-    /// vLLM, the one admitted last. A request whose last token is already under way is past that.
+    /// Who loses its KV cache when blocks run out: as in vLLM, the last in its list. Without the slots lever that is the
+    /// one admitted last; under it those without a slot and those that prefill stand behind those that decode, both by
+    /// key, and a request whose last token is under way before all.
     pub(super) fn victim(&self) -> Option<u32> {
-        let candidates = self.residents.iter().copied().filter(|&id| !self.is_ending(id));
-        if self.spec.levers.slots {
-            let keyed = candidates.map(|id| (self.ranker.slot_key(id, self.generated(id)), id));
-            keyed.max_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, id)| id)
-        } else {
-            candidates.max_by_key(|&id| self.requests[id as usize].admitted)
+        if !self.spec.levers.slots {
+            return self.residents.iter().copied().max_by_key(|&id| self.requests[id as usize].admitted);
         }
+        let worst = |ids: &mut dyn Iterator<Item = u32>| {
+            let keyed = ids.map(|id| (self.ranker.slot_key(id, self.generated(id), false), id));
+            keyed.max_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, id)| id)
+        };
+        worst(&mut self.ready.iter().chain(&self.prefilling).copied()).or_else(|| worst(&mut self.decoding.members()))
     }
 
-    fn is_ending(&self, id: u32) -> bool {
+    pub(super) fn is_ending(&self, id: u32) -> bool {
         let request = &self.requests[id as usize];
         request.generated == request.output && !self.decoding.contains(id)
     }
@@ -118,61 +111,95 @@ impl Engine<'_> {
     /// Takes seat and blocks from a resident and puts it back into the queue; its tokens are recomputed later, less
     /// what is still cached then.
     pub(super) fn preempt(&mut self, id: u32) {
-        if self.decoding.contains(id) {
+        let ending = self.is_ending(id);
+        self.give_way(id);
+        if !ending {
+            self.requeue(id);
+        }
+    }
+
+    /// Puts a preempted request back into the queue: by its key, or, where the queue has none, before all others.
+    pub(super) fn requeue(&mut self, id: u32) {
+        if self.spec.levers.queue {
+            return self.enqueue(id, self.now);
+        }
+        self.prepended += 1;
+        self.waiting.push(id, -(self.prepended as f64), self.requests[id as usize].prompt, self.now);
+    }
+
+    fn give_way(&mut self, id: u32) {
+        let decoding = self.decoding.contains(id);
+        let decoded = self.decoding.progress(id) > 0 || self.requests[id as usize].decoded_step == self.decoding.step();
+        if decoding {
             self.stop_decoding(id);
         } else {
             self.prefilling.retain(|&other| other != id);
             self.ready.retain(|&other| other != id);
         }
+        if decoded && !self.flights.is_empty() {
+            // vLLM caches a block when the token that fills it is known; this one's is under way.
+            self.requests[id as usize].computed -= 1;
+        }
         self.release_blocks(id);
         self.leave_seat(id);
         self.requests[id as usize].preemptions += 1;
         self.tally.preemptions += 1;
+        if let Some(log) = &mut self.log {
+            log.preempt(id);
+        }
         self.slots_changed = true;
-        self.enqueue(id, self.now);
     }
 
-    /// The evict lever: preempts the worst residents, each by `evict_factor` worse than the key of the one that waits,
-    /// until that one has a seat and its blocks; nobody, if that cannot be reached. Who prefills is left alone.
-    pub(super) fn evict_for(&mut self, claim: &Claim, step: &Step) -> bool {
+    /// The evict lever: for the first of the queue, if the last step refused it, the worst of those that could decode
+    /// give way, each by `evict_factor` worse than its key, until it has a seat and its blocks; nobody, if that cannot be
+    /// reached. They are put back into the queue when this step has gone through it.
+    pub(super) fn evict(&mut self) -> Vec<u32> {
         let rate = self.spec.evict_per_s;
-        if rate <= 0.0 || self.now < self.next_evict_s {
-            return false;
+        if !self.spec.levers.evict || rate <= 0.0 || self.now < self.next_evict_s || self.refused.is_none() {
+            return Vec::new();
         }
-        let bar = claim.key + self.spec.evict_factor.ln();
-        let prefills = |id: &u32| self.prefilling.contains(id) || step.prefilled.contains(id);
+        let head = self.waiting.head(self.now, &self.input.arrival_s).map(|head| head.id);
+        let Some(head) = head.filter(|_| head == self.refused) else { return Vec::new() };
+        let bar = self.ranker.evict_key(head, self.generated(head)) + self.spec.evict_factor.ln();
         let mut worse: Vec<(f64, u32)> = self
-            .residents
-            .iter()
-            .filter(|&&id| !self.is_ending(id) && !prefills(&id))
-            .map(|&id| (self.ranker.evict_key(id, self.generated(id)), id))
-            .filter(|&(own, _)| own > bar)
+            .decoding
+            .members()
+            .chain(self.ready.iter().copied())
+            .map(|id| (self.ranker.evict_key(id, self.generated(id)), id))
+            .filter(|&(key, _)| key > bar)
             .collect();
-        worse.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
-        let (mut free, mut need) = (self.pool.free(), claim.need);
-        // Victims may share blocks with each other, and the one that waits may count on theirs.
-        let mut let_go: FxHashMap<u32, u32> = FxHashMap::default();
+        worse.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        // What it may find cached is not looked up for this.
+        let need = self.blocks_for(self.requests[head as usize].prompt + self.generated(head) + 1);
+        let mut free = self.pool.free();
+        let mut seats = u32::from((self.residents.len() as u32) < self.config.max_num_seqs);
         let mut victims = Vec::new();
-        let enough = worse.iter().any(|&(_, id)| {
+        for (_, id) in worse {
+            if free >= need && seats > 0 {
+                break;
+            }
             victims.push(id);
-            for &held in &self.requests[id as usize].blocks {
-                let times = let_go.entry(held.block).or_insert(0);
-                *times += 1;
-                if *times == self.pool.references(held) {
-                    free += 1;
-                    need += u32::from(claim.hit.contains(&held));
-                }
-            }
-            let spare = if victims.len() < self.residents.len() { self.watermark_blocks() } else { 0 };
-            need + spare <= free
-        });
-        if enough {
-            self.next_evict_s = self.now + victims.len() as f64 / rate;
-            for id in victims {
-                self.preempt(id);
-            }
+            let alone = |&&held: &&Held| self.pool.references(held) == 1;
+            free += self.requests[id as usize].blocks.iter().filter(alone).count() as u32;
+            seats += 1;
         }
-        enough
+        if victims.is_empty() || free < need || seats == 0 {
+            self.next_evict_s = self.now + LOOK_S;
+            return Vec::new();
+        }
+        self.next_evict_s = self.now + victims.len() as f64 / rate;
+        for &id in &victims {
+            self.give_way(id);
+        }
+        victims
+    }
+
+    /// Takes down whom the composed step refused a seat or blocks, and not just tokens.
+    pub(super) fn note_refusal(&mut self, budget: u32) {
+        if self.spec.levers.evict {
+            let head = self.waiting.head(self.now, &self.input.arrival_s);
+            self.refused = head.filter(|_| budget > 0).map(|head| head.id);
+        }
     }
 
     /// Blocks that an admission beside other residents must leave free.

@@ -1,8 +1,8 @@
 //! Replay of a recorded trace through a step-level model of a continuous-batching engine, as vLLM V1 runs it.
 //!
 //! [`Trace`] holds what is known of the requests, [`EngineConfig`] and [`CostModel`] what a step does and costs,
-//! [`PolicySpec`] who goes first. [`simulate`] runs one policy once, [`simulate_recorded`] first come first served at the
-//! trace's own times; [`run`] runs policies, seeds and sweep points in parallel and gives one report.
+//! [`PolicySpec`] who goes first. [`simulate`] runs one policy once, [`simulate_recorded`] at the trace's own times;
+//! [`run`] runs policies, seeds and sweep points in parallel and gives one report.
 
 mod balancer;
 mod blocks;
@@ -25,8 +25,10 @@ mod ranker;
 mod ranks;
 mod report;
 mod run;
+mod running;
 mod setting;
 mod state;
+mod steps;
 mod timeline;
 mod trace;
 mod waiting;
@@ -45,5 +47,6 @@ pub use ranker::Readouts;
 pub use ranks::simulate;
 pub use report::{Estimate, Report};
 pub use run::{RequestRow, run};
+pub use steps::StepLog;
 pub use timeline::Timeline;
 pub use trace::{Features, Finish, Trace};

@@ -1,5 +1,5 @@
-//! One run of a recorded trace first come first served at its own times, and nothing else: no capacity is measured and
-//! nothing is averaged. What fits an engine's cost to measured times calls this over and over.
+//! One run of a recorded trace at its own times, and nothing else: no capacity is measured and nothing is averaged. What
+//! fits an engine's cost to measured times calls this over and over, first come first served.
 
 use super::config::EngineConfig;
 use super::input::{RunInput, left_out};
@@ -12,13 +12,21 @@ use super::ranks::simulate;
 use super::trace::Trace;
 use crate::{Error, Result};
 
-/// Simulates every request of a trace first come first served at its recorded arrival. The outcome's records are in
-/// order of the rows; with `timeline` it holds what the engine held over time.
+/// Simulates every request of a trace under one policy at its recorded arrival. The outcome's records are in order of
+/// the rows; with `timeline` it holds what the engine held over time, with `steps` every step. A
+/// readout of the policy that is not among `readouts` predicts nothing.
 ///
 /// # Errors
 /// [`Error::Trace`] for a trace that cannot be replayed or a request that the engine can never hold, [`Error::Config`]
 /// for limits with which nothing could run.
-pub fn simulate_recorded(trace: &Trace, engine: &EngineConfig, timeline: bool) -> Result<Outcome> {
+pub fn simulate_recorded(
+    trace: &Trace,
+    readouts: &Readouts,
+    engine: &EngineConfig,
+    policy: &str,
+    timeline: bool,
+    steps: bool,
+) -> Result<Outcome> {
     trace.check()?;
     engine.check_for(trace)?;
     if let Some((row, reason)) = left_out(trace, engine).first() {
@@ -39,7 +47,7 @@ pub fn simulate_recorded(trace: &Trace, engine: &EngineConfig, timeline: bool) -
         wait_cap_s: None,
         engine: engine.clone(),
     };
-    let spec: PolicySpec = "fcfs".parse()?;
-    let control = Control { timeline, ..Control::default() };
-    simulate(trace, &RunInput::recorded(trace), engine, &spec, &Readouts::default(), &options, &control)
+    let spec: PolicySpec = policy.parse()?;
+    let control = Control { timeline, steps, ..Control::default() };
+    simulate(trace, &RunInput::recorded(trace), engine, &spec, readouts, &options, &control)
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use super::gaps::Gaps;
+use super::steps::StepLog;
 use super::timeline::Timeline;
 
 /// How a caller watches and stops running simulations.
@@ -16,6 +17,8 @@ pub struct Control {
     pub total: AtomicU64,
     /// Whether outcomes hold what the engine held over time.
     pub timeline: bool,
+    /// Whether outcomes hold every step of a single engine.
+    pub steps: bool,
 }
 
 /// One finished request.
@@ -68,4 +71,6 @@ pub struct Outcome {
     pub waited_s: f64,
     /// What the engine held over time, where that was asked for.
     pub timeline: Option<Timeline>,
+    /// Every step, where that was asked for.
+    pub log: Option<StepLog>,
 }

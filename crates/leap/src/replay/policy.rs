@@ -75,6 +75,8 @@ pub struct PolicySpec {
     pub wait_cap_steps: Option<u32>,
     /// A request that has waited so many seconds is admitted next.
     pub wait_cap_s: Option<f64>,
+    /// A resident takes a slot from one that has it only if it is so many times shorter.
+    pub hysteresis: f64,
     /// How many times worse than the waiting request a resident must be to be evicted.
     pub evict_factor: f64,
     /// Most evictions a second.
@@ -106,6 +108,7 @@ impl PolicySpec {
             slots_memory_weight: 0.0,
             wait_cap_steps: None,
             wait_cap_s: None,
+            hysteresis: 1.0,
             evict_factor: 2.0,
             evict_per_s: 1.0,
             delay_s: 0.0,
@@ -121,7 +124,9 @@ impl PolicySpec {
             Rule::SrptOracle => Self { levers: both, aging_rate: 0.0, memory_weight: 1.0, ..plain },
             Rule::LeapFrozen => Self { levers: slots, aging_rate: 0.0, wait_cap_steps: Some(128), ..plain },
             Rule::LeapPaper => Self { levers: slots, aging_rate: 0.0, wait_cap_steps: Some(128), rls: true, ..plain },
-            Rule::Leap => Self { levers: both, order: Order::Gittins, rls: true, memory_weight: 1.0, ..plain },
+            Rule::Leap => {
+                Self { levers: both, order: Order::Gittins, rls: true, memory_weight: 1.0, hysteresis: 1.1, ..plain }
+            }
             Rule::Score(_) => Self { memory_weight: 1.0, ..plain },
         }
     }
@@ -215,6 +220,7 @@ impl PolicySpec {
                 self.wait_cap_steps = if value == "none" { None } else { Some(number(1.0, 1e9)? as u32) };
             }
             "wait_cap_s" => self.wait_cap_s = if value == "none" { None } else { Some(number(0.0, 1e9)?) },
+            "hysteresis" => self.hysteresis = number(1.0, 100.0)?,
             "evict_factor" => self.evict_factor = number(1.0, 1e9)?,
             "evict_per_s" => self.evict_per_s = number(0.0, 1e9)?,
             "delay_s" | "gpu_share" => {
@@ -224,7 +230,7 @@ impl PolicySpec {
             _ => {
                 return Err(Error::Config(format!(
                     "policy {}: unknown key {key}; known are levers, order, objective, rls, batch, aging_rate, \
-                     memory_weight, wait_cap_steps, wait_cap_s, evict_factor, evict_per_s, delay_s and gpu_share",
+                     memory_weight, wait_cap_steps, wait_cap_s, hysteresis, evict_factor, evict_per_s, delay_s and gpu_share",
                     self.name
                 )));
             }

@@ -297,32 +297,45 @@ impl<'a> Ranker<'a> {
                 match (self.spec.order, &known.table) {
                     (Order::Gittins, Some(table)) => (table.remaining(generated), table.mean_remaining(generated)),
                     (Order::Survival, _) => same(survival(m, f64::from(known.sigma), a, f64::from(self.cap(row)))),
-                    _ => same(countdown(m, a)),
+                    _ => {
+                        // Memory is not held for tokens that the request's own limit forbids.
+                        let left = f64::from(self.cap(row).saturating_sub(generated).max(1));
+                        (countdown(m, a), countdown(m, a).min(left))
+                    }
                 }
             }
         }
     }
 
-    fn key(&self, id: u32, generated: u32, memory_weight: f64) -> f64 {
+    fn key(&self, id: u32, generated: u32, memory_weight: f64, hysteresis: f64) -> f64 {
         let (remaining, mean) = self.remaining(id, generated);
         let prompt = f64::from(self.trace.prompt_tokens[self.row(id)]);
         let tokens = prompt + f64::from(generated) + mean / 2.0;
-        static_key(remaining, self.spec.aging_rate, self.input.arrival_s[id as usize], memory_weight, tokens)
+        static_key(
+            remaining / hysteresis,
+            self.spec.aging_rate,
+            self.input.arrival_s[id as usize],
+            memory_weight,
+            tokens,
+        )
     }
 
     /// Key of a request in the waiting queue.
     pub fn queue_key(&self, id: u32, generated: u32) -> f64 {
-        if self.spec.levers.queue { self.key(id, generated, self.spec.memory_weight) } else { f64::from(id) }
+        if self.spec.levers.queue { self.key(id, generated, self.spec.memory_weight, 1.0) } else { f64::from(id) }
     }
 
     /// Key of a request against others for KV memory, in the unit of the queue's key.
     pub fn evict_key(&self, id: u32, generated: u32) -> f64 {
-        self.key(id, generated, self.spec.memory_weight)
+        self.key(id, generated, self.spec.memory_weight, 1.0)
     }
 
-    /// Key of a resident for the decode slots.
-    pub fn slot_key(&self, id: u32, generated: u32) -> f64 {
-        if self.spec.levers.slots { self.key(id, generated, self.spec.slots_memory_weight) } else { f64::from(id) }
+    /// Key of a resident for the decode slots; one that `holds` a slot gives it up only to a request so many times
+    /// shorter as the hysteresis says.
+    pub fn slot_key(&self, id: u32, generated: u32, holds: bool) -> f64 {
+        let hysteresis = if holds { self.spec.hysteresis } else { 1.0 };
+        let key = || self.key(id, generated, self.spec.slots_memory_weight, hysteresis);
+        if self.spec.levers.slots { key() } else { f64::from(id) }
     }
 
     /// Tokens generated at which a decoding request's slot key may have become worse; `u32::MAX` when it never does.

@@ -234,6 +234,7 @@ impl Ranks<'_> {
             outcome.cached_tokens += engine.tally.cached_tokens;
             outcome.waited_s += engine.waiting.waited_s();
             recorders.extend(engine.recorder);
+            outcome.log = engine.log;
         }
         outcome.timeline = self.control.timeline.then(|| Timeline::new(recorders, usable));
         outcome

@@ -12,15 +12,18 @@ pub(super) struct Request {
     pub(super) generated: u32,
     /// Tokens stored when it last left the decode set.
     pub(super) computed: u32,
-    /// Blocks held, or, of a request that was preempted, those it held.
+    /// Blocks held, or, of a request that was preempted, those it held; then `computed` is what is cached of them.
     pub(super) blocks: Vec<Held>,
     pub(super) is_resident: bool,
-    /// Place in the order of admissions, the last time.
+    /// Place in vLLM's running list: in the order of admissions until the slots lever arranges it.
     pub(super) admitted: u64,
     /// When it was admitted the first time.
     pub(super) admitted_s: f64,
     pub(super) preemptions: u32,
+    /// Step that gave it its last token.
     pub(super) last_decode_step: u64,
+    /// Step in which it last decoded, its prefills left out.
+    pub(super) decoded_step: u64,
     pub(super) last_token_s: f64,
     pub(super) first_token_s: f64,
     pub(super) finish_s: f64,
@@ -47,4 +50,6 @@ pub(super) struct Step {
     /// Somebody lost its blocks in it, so the next step may admit again.
     pub(super) preempted: bool,
     pub(super) blocked_by_memory: bool,
+    /// Who is scheduled with how many tokens, where steps are logged.
+    pub(super) scheduled: Vec<(u32, u32)>,
 }

@@ -13,9 +13,11 @@ pub struct Waiting {
     since: Vec<f64>,
     len: usize,
     wait_cap_s: Option<f64>,
-    /// In order of entry, then of arrival; an entry is stale when its time is no longer the request's.
+    /// In order of entry; an entry is stale when its time is no longer the request's.
     entries: VecDeque<(u32, f64)>,
     waited_s: f64,
+    /// Entries so far: of equal keys the first in is the first out.
+    pushed: u64,
 }
 
 #[derive(Debug)]
@@ -44,7 +46,15 @@ impl Waiting {
         } else {
             Discipline::Keyed(KeyedHeap::new())
         };
-        Self { order, since: vec![f64::NAN; requests], len: 0, wait_cap_s, entries: VecDeque::new(), waited_s: 0.0 }
+        Self {
+            order,
+            since: vec![f64::NAN; requests],
+            len: 0,
+            wait_cap_s,
+            entries: VecDeque::new(),
+            waited_s: 0.0,
+            pushed: 0,
+        }
     }
 
     /// Requests that wait.
@@ -76,18 +86,17 @@ impl Waiting {
     pub fn push(&mut self, id: u32, key: f64, service: u32, now: f64) {
         match &mut self.order {
             Discipline::Keyed(heap) => {
-                heap.push(id, key, u64::from(id));
+                heap.push(id, key, self.pushed);
             }
             Discipline::ResponseRatio(classes) => {
                 classes.entry(service).or_default().insert(id);
             }
         }
+        self.pushed += 1;
         self.since[id as usize] = now;
         self.len += 1;
         if self.wait_cap_s.is_some() {
-            // Several may be preempted at one moment, the last admitted first: of those the first to arrive is next.
-            let place =
-                self.entries.iter().rposition(|&(other, since)| since < now || other < id).map_or(0, |at| at + 1);
+            let place = self.entries.iter().rposition(|&(_, since)| since <= now).map_or(0, |at| at + 1);
             self.entries.insert(place, (id, now));
         }
     }

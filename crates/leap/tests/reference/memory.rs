@@ -54,25 +54,66 @@ impl Reference<'_> {
         }
     }
 
-    pub(super) fn victim(&self) -> Option<usize> {
-        let mut candidates = self.residents.iter().copied().filter(|&id| !self.requests[id].ends());
-        if self.spec.levers.slots {
-            candidates.max_by(|&x, &y| self.slot_key(x).total_cmp(&self.slot_key(y)).then(x.cmp(&y)))
-        } else {
-            candidates.next_back()
+    pub(super) fn preempt(&mut self, id: usize, now: f64) {
+        self.give_way(id);
+        if !self.requests[id].ends() {
+            self.requeue(id, now);
         }
     }
 
-    pub(super) fn preempt(&mut self, id: usize, now: f64) {
+    pub(super) fn give_way(&mut self, id: usize) {
         self.residents.retain(|&other| other != id);
         let request = &mut self.requests[id];
         let blocks = std::mem::take(&mut request.blocks);
+        let fills_block = request.stored.is_multiple_of(self.config.block_size);
         request.stored = 0;
         request.preemptions += 1;
+        if self.in_flight && self.decoded.contains(&id) && fills_block {
+            // The token behind it is not known yet, and without it the block has no name.
+            self.pool.withdraw(blocks[blocks.len() - 1]);
+        }
         self.pool.release(&blocks);
         self.preemptions += 1;
         self.choose_anew = true;
+    }
+
+    /// A preempted request waits again: by its key, or before all others where the queue has none.
+    pub(super) fn requeue(&mut self, id: usize, now: f64) {
         self.enqueue(id, now);
+        if !self.spec.levers.queue {
+            self.prepended += 1.0;
+            self.requests[id].key = -self.prepended;
+        }
+    }
+
+    /// The running list as the slots lever arranges it: who has nothing to do, who decodes, the others. Where a step
+    /// might run out of blocks the worst go last, since vLLM takes those of the last one.
+    pub(super) fn arrange(&mut self, decoding: &mut [usize]) {
+        let chunks = self.blocks_for(self.config.max_num_batched_tokens);
+        let short = self.pool.free() < 2 * self.residents.len() + chunks;
+        let roomy = self.residents.len() <= self.slots() && !short;
+        if !std::mem::replace(&mut self.shuffled, !roomy) && roomy {
+            return;
+        }
+        let idle = |id: &usize| self.requests[*id].ends();
+        let prefills = |id: &usize| !self.could(*id);
+        let (mut list, rest): (Vec<usize>, Vec<usize>) = self.residents.iter().copied().partition(idle);
+        let (mut chosen, rest): (Vec<usize>, Vec<usize>) = rest.into_iter().partition(|id| decoding.contains(id));
+        let (mut tail, mut gated): (Vec<usize>, Vec<usize>) = rest.into_iter().partition(prefills);
+        if short || !gated.is_empty() {
+            chosen.sort_unstable();
+            gated.sort_unstable();
+        }
+        tail.extend(gated);
+        if short {
+            let by_key = |&x: &usize, &y: &usize| self.slot_key(x).total_cmp(&self.slot_key(y)).then(x.cmp(&y));
+            chosen.sort_by(by_key);
+            tail.sort_by(by_key);
+        }
+        decoding.copy_from_slice(&chosen);
+        list.extend(chosen);
+        list.extend(tail);
+        self.residents = list;
     }
 
     /// Tokens that a waiting request has to prefill.
@@ -98,41 +139,37 @@ impl Reference<'_> {
         (seat && wanted + spare as usize <= self.pool.free()).then_some((chunk, hits))
     }
 
-    /// The evict lever: preempts residents that decode or could, the worst first, until the head of the queue fits;
-    /// nobody if it does not fit even then. Each must be `evict_factor` times worse than the head.
-    pub(super) fn evict_for(
-        &mut self,
-        head: usize,
-        overdue: bool,
-        budget: u32,
-        prefilling: &[usize],
-        now: f64,
-    ) -> bool {
-        if !self.spec.levers.evict || now < self.next_eviction_s {
-            return false;
+    /// The evict lever, for the head that the last step refused: the worst of those that could decode give way, each
+    /// `evict_factor` times worse than the head, until it has a seat and blocks for all its tokens and one; nobody if it
+    /// would not have them even then.
+    pub(super) fn evict(&mut self, now: f64) -> Vec<usize> {
+        let head = self.head(now).map(|(id, _, _)| id);
+        if !self.spec.levers.evict || now < self.next_eviction_s || head.is_none() || head != self.refused {
+            return Vec::new();
         }
+        let head = head.unwrap();
         let key = |id: usize| self.order_key(id, self.spec.memory_weight);
-        let bar = if overdue { f64::NEG_INFINITY } else { key(head) + self.spec.evict_factor.ln() };
-        let may_go = |&id: &usize| {
-            !self.requests[id].ends() && !self.requests[id].prefills() && !prefilling.contains(&id) && key(id) > bar
+        let bar = key(head) + self.spec.evict_factor.ln();
+        let mut worse: Vec<usize> =
+            self.residents.iter().copied().filter(|&id| self.could(id) && key(id) > bar).collect();
+        worse.sort_by(|&x, &y| key(y).total_cmp(&key(x)).then(x.cmp(&y)));
+        let lacks = self.blocks_for(self.requests[head].prompt + self.requests[head].generated + 1);
+        let room = |count: usize| {
+            let alone = |id: &usize| self.requests[*id].blocks.iter().filter(|&&b| self.pool.users(b) == 1).count();
+            let free = self.pool.free() + worse[..count].iter().map(alone).sum::<usize>();
+            free >= lacks && self.residents.len() - count < self.config.max_num_seqs as usize
         };
-        let mut worse: Vec<usize> = self.residents.iter().copied().filter(may_go).collect();
-        worse.sort_by(|&x, &y| key(y).total_cmp(&key(x)).then(y.cmp(&x)));
-        // Try it: without the first of them, the first two, and so on.
-        let (pool, residents) = (self.pool.clone(), self.residents.clone());
-        let enough = (1..=worse.len()).find(|&count| {
-            let victim = worse[count - 1];
-            self.pool.release(&self.requests[victim].blocks);
-            self.residents.retain(|&id| id != victim);
-            self.fits(head, budget).is_some()
-        });
-        (self.pool, self.residents) = (pool, residents);
-        let Some(count) = enough else { return false };
+        let enough = if room(0) { None } else { (1..=worse.len()).find(|&count| room(count)) };
+        let Some(count) = enough else {
+            self.next_eviction_s = now + 0.05;
+            return Vec::new();
+        };
         for &victim in &worse[..count] {
-            self.preempt(victim, now);
+            self.give_way(victim);
         }
         self.next_eviction_s = now + count as f64 / self.spec.evict_per_s;
-        true
+        worse.truncate(count);
+        worse
     }
 
     /// Makes a waiting request a resident.

@@ -77,6 +77,15 @@ pub struct Reference<'a> {
     /// Who could decode in the last step, and who did.
     ready: Vec<usize>,
     decoded: Vec<usize>,
+    /// Whether a step is under way while the next one is composed.
+    in_flight: bool,
+    /// Who had a slot in the last step, if others had none.
+    holders: Vec<usize>,
+    /// Whether the running list has been arranged for the last step.
+    shuffled: bool,
+    prepended: f64,
+    /// The head that the last step refused a seat or blocks.
+    refused: Option<usize>,
     next_eviction_s: f64,
     pub steps: u64,
     pub steps_with_queue: u64,
@@ -136,6 +145,11 @@ impl<'a> Reference<'a> {
             choose_anew: false,
             ready: Vec::new(),
             decoded: Vec::new(),
+            in_flight: false,
+            holders: Vec::new(),
+            shuffled: false,
+            prepended: 0.0,
+            refused: None,
             next_eviction_s: 0.0,
             steps: 0,
             steps_with_queue: 0,
@@ -167,11 +181,13 @@ impl<'a> Reference<'a> {
                 continue;
             };
             if self.config.async_scheduling {
+                self.in_flight = true;
                 while let Some(next) = self.compose(now) {
                     now += step.seconds;
                     self.deliver(&step, now);
                     step = next;
                 }
+                self.in_flight = false;
             }
             now += step.seconds;
             self.deliver(&step, now);
@@ -205,17 +221,28 @@ impl<'a> Reference<'a> {
         self.enqueue(id, sent);
     }
 
-    fn enqueue(&mut self, id: usize, since: f64) {
+    pub(super) fn enqueue(&mut self, id: usize, since: f64) {
         self.requests[id].queued = since;
         self.requests[id].key = self.queue_key(id);
         self.waiting.push(id);
     }
 
-    /// Who decodes in this step, in order of admission.
+    fn slots(&self) -> usize {
+        self.config.decode_slots.unwrap_or(u32::MAX).min(self.config.max_num_seqs) as usize
+    }
+
+    /// Whether a resident could decode: also one whose tokens are all stored again but for the last.
+    fn could(&self, id: usize) -> bool {
+        let request = &self.requests[id];
+        let lacks_one = request.stored >= request.prompt && request.target == request.stored + 1;
+        !request.ends() && (!request.prefills() || lacks_one)
+    }
+
+    /// Who decodes in this step.
     fn decoders(&mut self) -> Vec<usize> {
-        let could = |id: &usize| !self.requests[*id].prefills() && !self.requests[*id].ends();
-        let ready: Vec<usize> = self.residents.iter().copied().filter(could).collect();
-        let slots = self.config.decode_slots.unwrap_or(u32::MAX).min(self.config.max_num_seqs) as usize;
+        let mut ready: Vec<usize> = self.residents.iter().copied().filter(|&id| self.could(id)).collect();
+        ready.sort_unstable();
+        let slots = self.slots();
         let waited = |id: usize| self.requests[id].idle_steps;
         let overdue = |&id: &usize| self.spec.wait_cap_steps.is_some_and(|cap| waited(id) >= cap);
         let attained = self.spec.levers.slots && matches!(self.spec.rule, Rule::Las | Rule::Mlfq);
@@ -232,7 +259,9 @@ impl<'a> Reference<'a> {
         if !anew {
             return self.decoded.clone();
         }
-        let by_key = |&x: &usize, &y: &usize| self.slot_key(x).total_cmp(&self.slot_key(y)).then(x.cmp(&y));
+        let bonus = |id: usize| if self.holders.contains(&id) { self.spec.hysteresis.ln() } else { 0.0 };
+        let key = |id: usize| self.slot_key(id) - bonus(id);
+        let by_key = |&x: &usize, &y: &usize| key(x).total_cmp(&key(y)).then(x.cmp(&y));
         let (mut chosen, mut rest): (Vec<usize>, Vec<usize>) = ready.iter().copied().partition(overdue);
         chosen.sort_by(|&x, &y| waited(y).cmp(&waited(x)).then(x.cmp(&y)));
         let promoted = chosen.len().min(slots);
@@ -250,31 +279,42 @@ impl<'a> Reference<'a> {
     fn compose(&mut self, now: f64) -> Option<Step> {
         self.take_scores(now);
         let computing = matches!(self.spec.rule, Rule::Score(_)) && (0..self.sent).any(|id| self.scored_s(id) > now);
+        let evicted = self.evict(now);
         let before = self.preemptions;
 
         let mut decoding = self.decoders();
-        while self.needed(&decoding) > self.pool.free() {
-            let victim = self.victim().expect("a decoder can always be preempted");
+        let could = self.ready.clone();
+        if self.spec.levers.slots {
+            self.arrange(&mut decoding);
+        } else {
+            decoding = self.residents.iter().copied().filter(|id| decoding.contains(id)).collect();
+        }
+        let mut served = 0;
+        while let Some(&id) = decoding.get(served) {
+            let tokens = self.requests[id].stored + 1;
+            if self.lacks(id, tokens) <= self.pool.free() {
+                self.allocate(id, tokens);
+                served += 1;
+                continue;
+            }
+            let victim = *self.residents.last().expect("a decoder can always be preempted");
+            assert!(!decoding[..served].contains(&victim), "who was served stands before who is to be");
             self.preempt(victim, now);
             decoding.retain(|&id| id != victim);
-        }
-
-        for &id in &decoding {
-            self.allocate(id, self.requests[id].stored + 1);
         }
 
         // (chunk, tokens before it) and request of each prefill.
         let mut work: Vec<(u32, u32)> = Vec::new();
         let mut prefilling: Vec<usize> = Vec::new();
         for id in self.residents.clone() {
-            if !self.residents.contains(&id) || !self.requests[id].prefills() {
+            if !self.residents.contains(&id) || !self.requests[id].prefills() || could.contains(&id) {
                 continue;
             }
             let taken = decoding.len() as u32 + work.iter().map(|&(chunk, _)| chunk).sum::<u32>();
             let stored = self.requests[id].stored;
             let chunk = (self.requests[id].target - stored).min(self.config.max_num_batched_tokens - taken);
             while self.residents.contains(&id) && self.lacks(id, stored + chunk) > self.pool.free() {
-                let victim = self.victim().expect("a prefill can always be preempted");
+                let victim = *self.residents.last().expect("a prefill can always be preempted");
                 assert!(
                     !prefilling.contains(&victim),
                     "only the last request admitted can be in the middle of its prefill"
@@ -295,12 +335,8 @@ impl<'a> Reference<'a> {
             let used = decoding.len() as u32 + work.iter().map(|&(chunk, _)| chunk).sum::<u32>();
             let mut budget = self.config.max_num_batched_tokens - used;
             while budget > 0 {
-                let Some((id, overdue, promoted)) = self.head(now) else { break };
+                let Some((id, _, promoted)) = self.head(now) else { break };
                 let Some((chunk, hits)) = self.fits(id, budget) else {
-                    if self.evict_for(id, overdue, budget, &prefilling, now) {
-                        decoding.retain(|id| self.residents.contains(id));
-                        continue;
-                    }
                     blocked = self.residents.len() < self.config.max_num_seqs as usize
                         && (self.config.enable_chunked_prefill || self.left(id, &self.hits(id)) <= budget);
                     break;
@@ -314,6 +350,12 @@ impl<'a> Reference<'a> {
                 prefilling.push(id);
             }
         }
+        for id in evicted {
+            self.requeue(id, now);
+        }
+        let used = decoding.len() as u32 + work.iter().map(|&(chunk, _)| chunk).sum::<u32>();
+        let budget_left = used < self.config.max_num_batched_tokens;
+        self.refused = self.head(now).map(|(id, _, _)| id).filter(|_| budget_left);
         if decoding.is_empty() && prefilling.is_empty() {
             return None;
         }
@@ -323,9 +365,12 @@ impl<'a> Reference<'a> {
             self.store(id, 1);
         }
         self.decoded = decoding.clone();
+        let gated = could.iter().any(|id| self.residents.contains(id) && !decoding.contains(id));
+        self.holders = if gated { decoding.clone() } else { Vec::new() };
         let busy: Vec<usize> = decoding.iter().chain(&prefilling).copied().collect();
         for &id in &self.residents {
-            self.requests[id].idle_steps = if busy.contains(&id) { 0 } else { self.requests[id].idle_steps + 1 };
+            let waits = could.contains(&id) && !busy.contains(&id);
+            self.requests[id].idle_steps = if waits { self.requests[id].idle_steps + 1 } else { 0 };
         }
         let tokens: Vec<usize> = busy.into_iter().filter(|&id| !self.requests[id].prefills()).collect();
         for &id in &tokens {
@@ -337,11 +382,6 @@ impl<'a> Reference<'a> {
         self.steps_with_queue += u64::from(!self.waiting.is_empty());
         let slow = if computing { 1.0 / (1.0 - self.spec.gpu_share) } else { 1.0 };
         Some(Step { tokens, seconds: slow * seconds(&self.config.cost, &reads, &work) })
-    }
-
-    /// Blocks that these decoders lack for one more token each.
-    fn needed(&self, decoding: &[usize]) -> usize {
-        decoding.iter().map(|&id| self.lacks(id, self.requests[id].stored + 1)).sum()
     }
 
     /// The end of a step: its tokens, and in order of time what else has happened by then.

@@ -16,7 +16,9 @@ impl Reference<'_> {
         for id in 0..self.sent {
             if self.requests[id].score.is_none() && self.scored_s(id) <= now {
                 self.requests[id].score = Some(f64::from(scores[self.requests[id].row]));
-                self.requests[id].key = self.queue_key(id);
+                if self.spec.levers.queue {
+                    self.requests[id].key = self.queue_key(id);
+                }
                 self.choose_anew |= self.spec.delay_s > 0.0;
             }
         }
@@ -77,16 +79,13 @@ impl Reference<'_> {
             self.waiting.iter().copied().min_by(|&x, &y| ratio(y).total_cmp(&ratio(x)).then(x.cmp(&y)))
         } else {
             let key = |id: usize| self.requests[id].key;
-            self.waiting.iter().copied().min_by(|&x, &y| key(x).total_cmp(&key(y)).then(x.cmp(&y)))
+            // Of equal ones the first that came in.
+            self.waiting.iter().copied().min_by(|&x, &y| key(x).total_cmp(&key(y)))
         };
         let overdue = |&id: &usize| self.wait_cap_s.is_some_and(|cap| now - self.requests[id].queued >= cap);
         let queued = |id: usize| self.requests[id].queued;
-        let oldest = self
-            .waiting
-            .iter()
-            .copied()
-            .filter(overdue)
-            .min_by(|&x, &y| queued(x).total_cmp(&queued(y)).then(x.cmp(&y)));
+        let waiting = self.waiting.iter().copied();
+        let oldest = waiting.filter(overdue).min_by(|&x, &y| queued(x).total_cmp(&queued(y)));
         match oldest {
             Some(id) => Some((id, true, by_key != Some(id))),
             None => by_key.map(|id| (id, false, false)),

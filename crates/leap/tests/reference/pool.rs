@@ -1,5 +1,5 @@
-//! KV blocks as vLLM keeps them: a free list in order of release, contents that stay findable until the block is handed
-//! out again.
+//! KV blocks as vLLM keeps them: a free list in order of release, those that hold nothing of use before all others, and
+//! contents that stay findable until the block is handed out again.
 
 use std::collections::VecDeque;
 
@@ -37,6 +37,10 @@ impl Pool {
         self.free.len()
     }
 
+    pub fn users(&self, block: usize) -> u32 {
+        self.blocks[block].users
+    }
+
     pub fn is_free(&self, block: usize) -> bool {
         self.blocks[block].users == 0
     }
@@ -71,12 +75,19 @@ impl Pool {
         }
     }
 
+    /// What is to become the block's content is not complete.
+    pub fn withdraw(&mut self, block: usize) {
+        self.blocks[block].content = None;
+    }
+
     /// Gives a request's blocks back, the last one first.
     pub fn release(&mut self, blocks: &[usize]) {
         for &block in blocks.iter().rev() {
             self.blocks[block].users -= 1;
-            if self.blocks[block].users == 0 {
-                self.free.push_back(block);
+            match (self.blocks[block].users, self.blocks[block].content) {
+                (0, None) => self.free.push_front(block),
+                (0, Some(_)) => self.free.push_back(block),
+                _ => {}
             }
         }
     }

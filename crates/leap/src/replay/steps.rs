@@ -1,0 +1,52 @@
+//! The steps of one simulated engine one by one: who was scheduled in each with how many tokens, and who was preempted.
+
+use super::cost::Ramp;
+use super::engine::Engine;
+use super::state::Step;
+
+/// A step for each entry of `composed_s`; what belongs to step `i` lies between the ends of step `i - 1` and its own.
+#[derive(Clone, Debug, Default)]
+pub struct StepLog {
+    /// When each step was composed, in seconds on the clock of the arrivals.
+    pub composed_s: Vec<f64>,
+    /// End of each step's part of `request` and `tokens`.
+    pub ends: Vec<u64>,
+    /// Requests scheduled, in no order.
+    pub request: Vec<u32>,
+    /// Tokens that each was scheduled for.
+    pub tokens: Vec<u32>,
+    /// End of each step's part of `preempted`.
+    pub preempted_ends: Vec<u64>,
+    /// Requests that were preempted since the step before, in that order.
+    pub preempted: Vec<u32>,
+}
+
+impl StepLog {
+    /// A request has lost its KV cache.
+    pub(super) fn preempt(&mut self, id: u32) {
+        self.preempted.push(id);
+    }
+
+    /// A step has been composed.
+    pub(super) fn step(&mut self, composed_s: f64, scheduled: &[(u32, u32)]) {
+        self.composed_s.push(composed_s);
+        for &(id, tokens) in scheduled {
+            self.request.push(id);
+            self.tokens.push(tokens);
+        }
+        self.ends.push(self.request.len() as u64);
+        self.preempted_ends.push(self.preempted.len() as u64);
+    }
+}
+
+impl Engine<'_> {
+    /// Writes down the composed step and the equal ones behind it.
+    pub(super) fn log_steps(&mut self, step: &Step, start: f64, ramp: &Ramp, more: u64) {
+        let Some(log) = &mut self.log else { return };
+        log.step(self.now, &step.scheduled);
+        for ahead in 1..=more {
+            let ended = if self.config.async_scheduling { ahead - 1 } else { ahead };
+            log.step(start + ramp.elapsed(ended), &step.scheduled);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+"""The replayer against vLLM's real scheduler and KV-cache manager, step for step: who is scheduled, with how many tokens,
+and who is preempted. LEAP_SCENARIOS=100 draws more random settings than the usual 12.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm.version")
+
+from fake_worker import Setup
+from step_logs import (
+    Case,
+    Logged,
+    Read,
+    by_engine,
+    by_replayer,
+    draw_case,
+    draw_jobs,
+    draw_scores,
+    first_difference,
+)
+
+from leap_rs import Readout
+
+pytestmark = pytest.mark.vllm
+
+STEPS = 2000
+LEVERS = (None, ["queue"], ["slots"], ["queue", "slots"], ["queue", "slots", "evict"])
+PLAIN = Setup(max_num_batched_tokens=512, max_model_len=400, blocks=400, prefix_caching=False)
+SETTINGS: dict[str, Setup] = {
+    "default": PLAIN,
+    "chunked prefill with 64 tokens": replace(PLAIN, max_num_batched_tokens=64),
+    "prefix caching": replace(PLAIN, blocks=120, prefix_caching=True),
+    "wait cap": PLAIN,
+    "KV pressure": replace(PLAIN, blocks=40, reserve_full_isl=False),
+    "KV pressure with prefix caching": replace(PLAIN, blocks=40, prefix_caching=True, max_num_batched_tokens=64),
+}
+
+
+def case_of(setting: str, levers: list[str] | None, *, asynchronous: bool) -> Case:
+    rng = random.Random(f"{setting} {levers} {asynchronous}")
+    setup = replace(SETTINGS[setting], async_scheduling=asynchronous)
+    jobs = draw_jobs(
+        rng,
+        400,
+        rate=11.0,
+        families=3 if setup.prefix_caching else 0,
+        on_grid=levers is not None,
+        natural=not asynchronous,
+    )
+    leap: dict[str, Any] | None = None
+    if levers is not None:
+        leap = {"levers": levers}
+        if "slots" in levers:
+            leap["decode_slots"] = 4
+        if setting == "wait cap":
+            leap["wait_cap_steps"] = 8
+    return Case(setup, jobs, draw_scores(rng, jobs), leap)
+
+
+def agree(case: Case, least: int) -> list[Logged]:
+    engine = by_engine(case)
+    assert first_difference(engine, by_replayer(case)) is None
+    assert len(engine) >= least
+    return engine
+
+
+def preemptions(steps: Sequence[Logged]) -> int:
+    return sum(len(step.preempted) for step in steps)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("levers", LEVERS, ids=lambda levers: "+".join(levers or ["fcfs"]))
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_no_step_differs(setting: str, levers: list[str] | None, asynchronous: bool) -> None:
+    case = case_of(setting, levers, asynchronous=asynchronous)
+    steps = agree(case, STEPS)
+    if setting.startswith("KV pressure") or "evict" in (levers or ()):
+        assert preemptions(steps) >= 3
+    if case.setup.prefix_caching:
+        computed = sum(sum(step.scheduled.values()) for step in steps)
+        assert computed < sum(len(job.prompt) + len(job.output) - 1 for job in case.jobs) or preemptions(steps) > 0
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LEAP_SCENARIOS", "12"))))
+def test_no_step_of_a_random_setting_differs(seed: int) -> None:
+    agree(draw_case(seed, 120), 100)
+
+
+def test_no_step_differs_where_readouts_order(tmp_path: Path) -> None:
+    """Both readouts in the Gittins order, as the plugin uses them with its defaults, but without learning."""
+    rng = random.Random("gittins 400")
+    jobs = draw_jobs(rng, 300, rate=11.0)
+    lengths = np.array([len(job.output) for job in jobs])
+    random_rows = np.random.default_rng(7)
+
+    def readout(name: str, noise: float) -> tuple[Path, np.ndarray]:
+        hints = np.sqrt(lengths) + random_rows.normal(0, noise, len(jobs))
+        rows = np.column_stack([hints, random_rows.normal(size=(len(jobs), 5))]).astype(np.float32)
+        Readout.fit(rows, lengths, max_tokens=128).save(tmp_path / name)
+        return tmp_path / name, rows
+
+    (prompt, prompt_features), (state, features) = readout("prompt", 3.0), readout("state", 1.0)
+    leap = {"levers": ["queue", "slots"], "decode_slots": 3}
+    agree(
+        Case(
+            replace(PLAIN, async_scheduling=True), jobs, leap=leap, read=Read(prompt, state, prompt_features, features)
+        ),
+        STEPS,
+    )
+
+
+def test_the_comparison_sees_a_change_of_any_option() -> None:
+    case = case_of("wait cap", ["queue", "slots", "evict"], asynchronous=True)
+    engine = by_engine(case)
+    assert case.leap is not None
+    for changed in ({"wait_cap_steps": 9}, {"decode_slots": 5}, {"aging_rate": 0.2}, {"evict_per_s": 2}):
+        assert first_difference(engine, by_replayer(replace(case, leap={**case.leap, **changed}))) is not None
+    for setup in (replace(case.setup, blocks=30), replace(case.setup, async_scheduling=False)):
+        assert first_difference(engine, by_replayer(replace(case, setup=setup))) is not None

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from leap_rs.trace.schema import FORCED
+
 FINISH = {"stop": 0, "length": 1, "abort": 2}
-FORCED = "forced"
 SCORE_PREFIX = "score_"
 
 # Odd constants of a 64-bit mixer (splitmix64); any fixed ones would do, since block hashes only have to differ.

@@ -96,9 +96,11 @@ def test_no_step_of_a_random_setting_differs(seed: int) -> None:
     agree(draw_case(seed, 120), 100)
 
 
-def test_no_step_differs_where_readouts_order(tmp_path: Path) -> None:
-    """Both readouts in the Gittins order, as the plugin uses them with its defaults, but without learning."""
-    rng = random.Random("gittins 400")
+@pytest.mark.parametrize("order", ["countdown", "gittins"])
+@pytest.mark.parametrize("blocks", [400, 40])
+def test_no_step_differs_where_readouts_order(order: str, blocks: int, tmp_path: Path) -> None:
+    """Both readouts, as the plugin uses them with its defaults, but without learning."""
+    rng = random.Random(f"{order} {blocks}")
     jobs = draw_jobs(rng, 300, rate=11.0)
     lengths = np.array([len(job.output) for job in jobs])
     random_rows = np.random.default_rng(7)
@@ -110,10 +112,13 @@ def test_no_step_differs_where_readouts_order(tmp_path: Path) -> None:
         return tmp_path / name, rows
 
     (prompt, prompt_features), (state, features) = readout("prompt", 3.0), readout("state", 1.0)
-    leap = {"levers": ["queue", "slots"], "decode_slots": 3}
+    leap = {"levers": ["queue", "slots"], "decode_slots": 3, "order": order}
     agree(
         Case(
-            replace(PLAIN, async_scheduling=True), jobs, leap=leap, read=Read(prompt, state, prompt_features, features)
+            replace(PLAIN, blocks=blocks, async_scheduling=True),
+            jobs,
+            leap=leap,
+            read=Read(prompt, state, prompt_features, features),
         ),
         STEPS,
     )

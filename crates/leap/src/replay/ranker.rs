@@ -294,15 +294,13 @@ impl<'a> Ranker<'a> {
             Rule::LeapFrozen | Rule::LeapPaper | Rule::Leap => {
                 let known = &self.known[id as usize];
                 let m = f64::from(known.score);
-                match (self.spec.order, &known.table) {
+                let (remaining, mean) = match (self.spec.order, &known.table) {
                     (Order::Gittins, Some(table)) => (table.remaining(generated), table.mean_remaining(generated)),
                     (Order::Survival, _) => same(survival(m, f64::from(known.sigma), a, f64::from(self.cap(row)))),
-                    _ => {
-                        // Memory is not held for tokens that the request's own limit forbids.
-                        let left = f64::from(self.cap(row).saturating_sub(generated).max(1));
-                        (countdown(m, a), countdown(m, a).min(left))
-                    }
-                }
+                    _ => same(countdown(m, a)),
+                };
+                // Memory is not held for tokens that the request's own limit forbids.
+                (remaining, mean.min(f64::from(self.cap(row).saturating_sub(generated).max(1))))
             }
         }
     }

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from traffic import Brains, Traffic, real_traffic
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
@@ -219,3 +220,18 @@ def _run(out: Path, log: str) -> Run:
         rows.setdefault(tuple(entry["prompt"].tolist()), []).append(entry)
     result = json.loads((out / "result.json").read_text())
     return Run(result["results"], rows, (out / "_AsyncRows.scheduler").exists(), result["error"], result["seen"], log)
+
+
+@pytest.fixture(scope="session")
+def real(traces: Path) -> Traffic:
+    """Real requests, by numbers."""
+    return real_traffic(traces)
+
+
+@pytest.fixture
+def brains(tmp_path: Path) -> Iterator[Brains]:
+    """Makes brains, which are closed after the test."""
+    made = Brains(tmp_path / "metrics")
+    yield made
+    for brain in made.made:
+        brain.close()

@@ -3,49 +3,16 @@
 import logging
 import math
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from traffic import Pooled, Traffic, real_traffic, stream
+from traffic import Brains, Traffic, stream
 
 from leap_rs._leap import Learner, OnlineReadout, PromptFeatures, RemainingTable
 from leap_rs.vllm.online import OnlineBrain
 from leap_rs.vllm.readouts import LearnSettings
 from leap_rs.vllm.settings import BrainSettings
-from leap_rs.vllm.state import published
-
-
-@pytest.fixture(scope="module")
-def real(traces: Path) -> Traffic:
-    return real_traffic(traces)
-
-
-class Brains:
-    """Makes brains and closes them."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.made: list[OnlineBrain] = []
-
-    def __call__(self, traffic: Traffic | None = None, **options: object) -> OnlineBrain:
-        defaults: dict[str, object] = {"model": "m", "layer": 20, "max_tokens": 1024, "metrics_dir": self.directory}
-        if traffic is not None:
-            defaults["width"] = traffic.state.shape[1]
-        pooled = None if traffic is None else Pooled(traffic.prompt)
-        brain = OnlineBrain(BrainSettings(**{**defaults, **options}), pooled)  # type: ignore[arg-type]
-        self.made.append(brain)
-        return brain
-
-
-@pytest.fixture
-def brains(tmp_path: Path) -> Iterator[Brains]:
-    made = Brains(tmp_path / "metrics")
-    yield made
-    for brain in made.made:
-        brain.close()
 
 
 def head(traffic: Traffic, n: int) -> Traffic:
@@ -433,68 +400,6 @@ def test_a_fault_in_learning_disarms_and_serves_on(
     brain.arrived("b", [1], 64, 0, False)
     assert math.isfinite(brain.remaining_key("b", 0))
     brain.finished("b", "stop", 5)
-
-
-def test_a_fitted_readout_predicts_from_the_first_request(real: Traffic, traces: Path, brains: Brains) -> None:
-    brain = brains(
-        real, mode="armed", model="HuggingFaceTB/SmolLM2-135M-Instruct", readout=traces / "readout.safetensors"
-    )
-    brain.arrived("a", [0], 1024, 0, False)
-    by_prompt = brain.remaining_key("a", 0)
-    brain.state("a", real.state[0])
-    brain.settle()
-    assert brain.metrics.get("predictions", "prompt") == brain.metrics.get("predictions", "state") == 1
-    assert brain.remaining_key("a", 0) != by_prompt
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"model": "Qwen3-8B"}, "is for model SmolLM2-135M-Instruct, not for Qwen3-8B"),
-        ({"layer": 25}, "is for layer 20, not for layer 25"),
-        ({"width": 4096}, "reads 576 features, the model gives 4096"),
-    ],
-)
-def test_a_wrong_readout_is_told_and_learning_starts_from_zero(
-    real: Traffic, traces: Path, brains: Brains, caplog: pytest.LogCaptureFixture, options: dict[str, object], why: str
-) -> None:
-    given = {"model": "SmolLM2-135M-Instruct", "readout": traces / "readout.safetensors", **options}
-    brain = brains(real, mode="armed", **given)
-    assert why in caplog.text
-    assert "learns from zero" in caplog.text
-    brain.arrived("a", [0], 1024, 0, False)
-    brain.state("a", real.state[0])
-    brain.settle()
-    assert brain.metrics.get("predictions", "state") == 0
-    assert math.isfinite(brain.remaining_key("a", 0))
-
-
-@pytest.mark.parametrize(
-    ("served", "loaded"),
-    [
-        ("smollm2-135m-instruct", "elsewhere"),
-        ("chat", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        ("chat", "/models/SmolLM2-135M-Instruct/"),
-        ("chat", "/cache/hub/models--HuggingFaceTB--SmolLM2-135M-Instruct/snapshots/12fd25f77366fa6b3b4b768ec3050bf6"),
-    ],
-)
-def test_a_readout_is_for_its_model_whatever_it_is_served_as(
-    real: Traffic, traces: Path, brains: Brains, caplog: pytest.LogCaptureFixture, served: str, loaded: str
-) -> None:
-    brain = brains(real, model=served, weights=published(loaded), readout=traces / "readout.safetensors")
-    assert "learns from zero" not in caplog.text
-    brain.arrived("a", [0], 1024, 0, False)
-    brain.state("a", real.state[0])
-    brain.settle()
-    assert brain.metrics.get("predictions", "prompt") == brain.metrics.get("predictions", "state") == 1
-
-
-def test_a_missing_readout_is_told(
-    real: Traffic, tmp_path: Path, brains: Brains, caplog: pytest.LogCaptureFixture
-) -> None:
-    brains(real, readout=tmp_path / "none.safetensors")
-    assert "none.safetensors" in caplog.text
-    assert "learns from zero" in caplog.text
 
 
 def test_it_is_what_the_scheduler_asks_for(brains: Brains) -> None:

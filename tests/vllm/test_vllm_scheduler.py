@@ -109,7 +109,7 @@ def test_without_the_plugins_options_its_defaults_hold_and_nothing_is_armed() ->
 def test_a_state_is_of_the_model_and_not_of_the_name_that_it_is_served_under(tmp_path: Path) -> None:
     config = FakeEngine(Setup()).scheduler.vllm_config
     options = LeapOptions(state_dir=tmp_path / "state", rls=RlsOptions(batch=1))
-    hub = "/root/.cache/huggingface/hub/models--org--some-model/snapshots/0a1b"
+    hub = "/cache/hub/models--org--some-model/snapshots/0a1b"
     learned: dict[str, float] = {}
     # Served under another name, found in the hub's cache, another model, and the first one again.
     for model, served, weights in [

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from leap_rs.vllm.online import OnlineBrain
+from leap_rs.vllm.settings import BrainSettings
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,9 @@ class Traffic:
         return "stop" if self.stopped[i] else "length"
 
 
-def real_traffic(traces: Path, names: Sequence[str] = ("chat", "instruct", "sharegpt"), seed: int = 0) -> Traffic:
+def real_traffic(traces: Path, names: Sequence[str] = ("chat", "instruct", "sharegpt")) -> Traffic:
     """The committed traces one after the other."""
     frame = pl.concat([pl.read_parquet(traces / f"{name}.parquet") for name in names], how="diagonal")
-    del seed
     return Traffic(
         frame["features"].to_numpy(),
         frame["prompt_features"].to_numpy(),
@@ -74,3 +74,20 @@ def stream(
         end(i)
     brain.settle()
     return trusted
+
+
+class Brains:
+    """Makes brains and closes them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.made: list[OnlineBrain] = []
+
+    def __call__(self, traffic: Traffic | None = None, **options: object) -> OnlineBrain:
+        defaults: dict[str, object] = {"model": "m", "layer": 20, "max_tokens": 1024, "metrics_dir": self.directory}
+        if traffic is not None:
+            defaults["width"] = traffic.state.shape[1]
+        pooled = None if traffic is None else Pooled(traffic.prompt)
+        brain = OnlineBrain(BrainSettings(**{**defaults, **options}), pooled)  # type: ignore[arg-type]
+        self.made.append(brain)
+        return brain

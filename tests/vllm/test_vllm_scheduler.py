@@ -26,11 +26,9 @@ from leap_rs.vllm.options import LeapOptions, RlsOptions
 from leap_rs.vllm.scheduler import (
     _AsyncLeapScheduler,
     _Levers,
-    _prefills_only,
-    _refuse,
-    _settings_of,
     _SyncLeapScheduler,
 )
+from leap_rs.vllm.start import prefills_only, refuse, settings_of
 from leap_rs.vllm.waiting import WaitingQueue
 
 pytestmark = pytest.mark.vllm
@@ -121,7 +119,7 @@ def test_a_state_is_of_the_model_and_not_of_the_name_that_it_is_served_under(tmp
     ]:
         config.model_config = copy.copy(config.model_config)
         config.model_config.model, config.model_config.served_model_name = model, served
-        brain = OnlineBrain(_settings_of(config, options))
+        brain = OnlineBrain(settings_of(config, options))
         assert brain.metrics.path is not None
         reading = read(brain.metrics.path)
         assert reading is not None
@@ -148,13 +146,13 @@ def test_priority_pooling_and_evict_with_a_connector_are_refused() -> None:
                 return type("Part", (), {**vars(getattr(config, name)), **self.values}) if self.values else object()
             return getattr(config, name)
 
-    _refuse(config, options)
+    refuse(config, options)
     with pytest.raises(ConfigError, match=r"policy 'priority': .* needs fcfs"):
-        _refuse(Changed("scheduler_config", policy="priority"), options)
+        refuse(Changed("scheduler_config", policy="priority"), options)
     with pytest.raises(ConfigError, match="runner 'pooling'"):
-        _refuse(Changed("model_config", runner_type="pooling"), options)
+        refuse(Changed("model_config", runner_type="pooling"), options)
     with pytest.raises(ConfigError, match="evict cannot be used with a KV connector"):
-        _refuse(Changed("kv_transfer_config"), options)
+        refuse(Changed("kv_transfer_config"), options)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +160,7 @@ def test_priority_pooling_and_evict_with_a_connector_are_refused() -> None:
 )
 def test_a_prefill_instance_is_known_by_its_role(role: str | None, only: bool) -> None:
     transfer = None if role is None else KVTransferConfig(kv_connector="NixlConnector", kv_role=role)
-    assert _prefills_only(SimpleNamespace(kv_transfer_config=transfer)) is only
+    assert prefills_only(SimpleNamespace(kv_transfer_config=transfer)) is only
 
 
 def test_a_wrong_option_stops_the_start() -> None:

@@ -16,22 +16,16 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from leap_rs import __version__
-from leap_rs._leap import ConfigError, PromptFeatures
-
 from .brain import Brain, Watcher
 from .compat import LOG, Engine, check
-from .decoder import layer_number
 from .embedding import load_table
 from .evict import Claim, Evictor, Resident
 from .metrics import OF_THE_SCHEDULER
 from .online import OnlineBrain
 from .options import LeapOptions, given, parse
 from .order import Ranker
-from .recorder import Recorder
-from .settings import BrainSettings
 from .slots import Plan, Slots, sort
-from .state import published
+from .start import prefills_only, recorder_of, refuse, settings_of
 from .waiting import WaitingQueue
 
 RequestQueue.register(WaitingQueue)
@@ -82,9 +76,9 @@ class _Levers:
         config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
         self._leap_engine: Engine = check(vllm, Scheduler, Request)
         options = parse({"leap": given(config)}) or LeapOptions()
-        _refuse(config, options)
-        prefills_only = _prefills_only(config)
-        if prefills_only:
+        refuse(config, options)
+        ends_early = prefills_only(config)
+        if ends_early:
             LOG.info(
                 "leap: a prefill instance ends every request after one token: nothing to order and nothing to learn"
             )
@@ -92,13 +86,13 @@ class _Levers:
         self.leap_options: LeapOptions = options
         super().__init__(*args, **kwargs)
         recorder = None
-        if brain is None and prefills_only:
+        if brain is None and ends_early:
             brain = Watcher()
         elif brain is None:
-            settings, table = _settings_of(config, options), load_table(config)
-            recorder = _recorder_of(options, settings, table)
+            settings, table = settings_of(config, options), load_table(config)
+            recorder = recorder_of(options, settings, table)
             brain = OnlineBrain(settings, table)
-        self.leap: Ranker = Ranker(brain, options, clock, labels=not prefills_only, recorder=recorder)
+        self.leap: Ranker = Ranker(brain, options, clock, labels=not ends_early, recorder=recorder)
         self._leap_version = self.leap.version
         self._leap_armed = False
         self._leap_settling = False
@@ -364,45 +358,3 @@ class _SyncLeapScheduler(_Levers, LeapScheduler, Scheduler):  # type: ignore[mis
 
 class _AsyncLeapScheduler(_Levers, LeapScheduler, AsyncScheduler):  # type: ignore[misc]
     """For the asynchronous engine."""
-
-
-def _refuse(config: Any, options: LeapOptions) -> None:
-    if config.scheduler_config.policy != "fcfs":
-        raise ConfigError(
-            f"scheduling policy {config.scheduler_config.policy!r}: leap-rs has an order of its own and needs fcfs"
-        )
-    if config.model_config.runner_type != "generate":
-        raise ConfigError(f"runner {config.model_config.runner_type!r}: only generation has lengths to predict")
-    if options.record is not None and options.record.exists() and not options.record.is_dir():
-        raise ConfigError(f"additional_config: leap: record: {options.record} is a file, and parts need a directory")
-    if options.has("evict") and config.kv_transfer_config is not None:
-        raise ConfigError("additional_config: leap: levers: evict cannot be used with a KV connector")
-    seats = config.scheduler_config.max_num_seqs
-    if options.decode_slots is not None and options.decode_slots > seats:
-        LOG.warning("leap: decode_slots %d is more than max_num_seqs %d, which holds", options.decode_slots, seats)
-
-
-def _prefills_only(config: Any) -> bool:
-    transfer = config.kv_transfer_config
-    return transfer is not None and getattr(transfer, "kv_role", None) == "kv_producer"
-
-
-def _settings_of(config: Any, options: LeapOptions) -> BrainSettings:
-    model, parallel = config.model_config, config.parallel_config
-    return BrainSettings.from_options(
-        options,
-        model=model.served_model_name if isinstance(model.served_model_name, str) else model.model,
-        weights=published(model.model),
-        layer=layer_number(model.hf_text_config.num_hidden_layers, options.layer),
-        width=model.get_hidden_size(),
-        max_model_len=model.max_model_len,
-        engine=getattr(parallel, "data_parallel_index", None) or getattr(parallel, "data_parallel_rank", 0) or 0,
-    )
-
-
-def _recorder_of(options: LeapOptions, settings: BrainSettings, table: PromptFeatures | None) -> Recorder | None:
-    if options.record is None:
-        return None
-    source = f"served by vLLM {vllm.__version__}, recorded by leap-rs {__version__}"
-    metadata = {"model": settings.model, "layer": settings.layer, "source": source}
-    return Recorder(options.record, settings.engine, metadata, table, options.record_every)

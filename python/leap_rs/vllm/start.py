@@ -1,0 +1,67 @@
+"""What the scheduler starts with: what of vLLM's configuration it refuses, and what its brain and recorder are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import vllm
+
+from leap_rs import __version__
+from leap_rs._leap import ConfigError, PromptFeatures
+
+from .compat import LOG
+from .decoder import layer_number
+from .options import LeapOptions
+from .recorder import Recorder
+from .settings import BrainSettings
+from .state import published
+
+
+def refuse(config: Any, options: LeapOptions) -> None:
+    """Refuses what cannot be ordered or learned from.
+
+    Raises:
+        ConfigError: Names the option.
+    """
+    if config.scheduler_config.policy != "fcfs":
+        raise ConfigError(
+            f"scheduling policy {config.scheduler_config.policy!r}: leap-rs has an order of its own and needs fcfs"
+        )
+    if config.model_config.runner_type != "generate":
+        raise ConfigError(f"runner {config.model_config.runner_type!r}: only generation has lengths to predict")
+    if options.record is not None and options.record.exists() and not options.record.is_dir():
+        raise ConfigError(f"additional_config: leap: record: {options.record} is a file, and parts need a directory")
+    if options.has("evict") and config.kv_transfer_config is not None:
+        raise ConfigError("additional_config: leap: levers: evict cannot be used with a KV connector")
+    seats = config.scheduler_config.max_num_seqs
+    if options.decode_slots is not None and options.decode_slots > seats:
+        LOG.warning("leap: decode_slots %d is more than max_num_seqs %d, which holds", options.decode_slots, seats)
+
+
+def prefills_only(config: Any) -> bool:
+    """Whether this is an instance whose requests go on elsewhere after their first token."""
+    transfer = config.kv_transfer_config
+    return transfer is not None and getattr(transfer, "kv_role", None) == "kv_producer"
+
+
+def settings_of(config: Any, options: LeapOptions) -> BrainSettings:
+    """What the brain of this engine is for."""
+    model, parallel = config.model_config, config.parallel_config
+    return BrainSettings.from_options(
+        options,
+        model=model.served_model_name if isinstance(model.served_model_name, str) else model.model,
+        weights=published(model.model),
+        layer=layer_number(model.hf_text_config.num_hidden_layers, options.layer),
+        width=model.get_hidden_size(),
+        max_model_len=model.max_model_len,
+        engine=getattr(parallel, "data_parallel_index", None) or getattr(parallel, "data_parallel_rank", 0) or 0,
+    )
+
+
+def recorder_of(options: LeapOptions, settings: BrainSettings, table: PromptFeatures | None) -> Recorder | None:
+    """What writes down what this engine serves, if asked to."""
+    if options.record is None:
+        return None
+    source = f"served by vLLM {vllm.__version__}, recorded by leap-rs {__version__}"
+    metadata = {"model": settings.model, "layer": settings.layer, "source": source}
+    return Recorder(options.record, settings.engine, metadata, table, options.record_every)

@@ -206,13 +206,17 @@ def test_vllm_shows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """With vLLM's own registries, of one API process and of several."""
     pytest.importorskip("vllm.v1.metrics.loggers")
     import vllm.v1.metrics.prometheus as theirs
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+    from prometheus_client.multiprocess import MultiProcessCollector
+    from vllm.entrypoints.serve.instrumentator.metrics import attach_router
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     from leap_rs.vllm.stat_logger import LeapStatLogger
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr(theirs, "get_prometheus_registry", theirs.get_prometheus_registry)
+    monkeypatch.setattr(MultiProcessCollector, "__init__", MultiProcessCollector.__init__)
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     assert issubclass(LeapStatLogger, StatLoggerBase)
     writer = MetricsWriter.create(engine_path(0), model_name="m", engine=0)
@@ -224,7 +228,12 @@ def test_vllm_shows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "several"))
     LeapStatLogger(Config, [0])
     LeapStatLogger(Config, [0])
+    # Not vLLM's registry answers a scrape then, but one of the library that it hands its registry to.
+    app = FastAPI()
+    attach_router(app)
+    client = TestClient(app)
     for _ in range(2):
         shown = prometheus.generate_latest(theirs.get_prometheus_registry())
         assert shown.count(line) == 1
+        assert client.get("/metrics").content.count(line) == 1
     writer.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -190,7 +190,5 @@ def test_it_saves_when_it_is_stopped(server: Server, directory: Path) -> None:
         readout = OnlineReadout.load(directory / "state" / "engine-0" / entry["name"])
         # What was left of a batch is learned at the end.
         assert learned[name] <= readout.updates <= learned[name] + 1
-    # Neither the metrics nor the table of embeddings stays behind.
-    left = [path for path in directory.rglob("*") if path.is_file() and "leap-rs" in str(path)]
-    assert left == []
-    shutil.rmtree(directory / "state")
+    # The table of embeddings, the largest file by far, does not stay behind.
+    assert list((directory / f"leap-rs-{os.getuid()}").glob("embedding-*")) == []

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
 from .collector import register
 
 _MARK = "leap_registered"
-_MAKER = "get_prometheus_registry"
 
 
 class LeapStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
@@ -46,23 +44,20 @@ def _selected(vllm_config: Any) -> bool:
 
 
 def _show_with_several_servers() -> None:
-    """Adds the collector to the registry that vLLM makes anew for `/metrics` where there are several API processes.
+    """Adds the collector to each registry that shows what several API processes have counted.
 
-    The server is built after its stat loggers, so the function that makes the registry can still be replaced.
+    Such registries are made anew: by vLLM when it builds its server, and at every scrape by the library that answers it.
     """
-    # Looked up in what a module holds: asking a lazy one for a name would import half of its package.
-    for name, module in list(sys.modules.items()):
-        make = vars(module).get(_MAKER) if name.startswith("vllm.") else None
-        if make is not None and not hasattr(make, _MARK):
-            setattr(module, _MAKER, _registering(make))
+    collector: Any = MultiProcessCollector
+    original = collector.__init__
+    if hasattr(original, _MARK):
+        return
 
+    @functools.wraps(original)
+    def init(self: Any, registry: CollectorRegistry | None, *args: Any, **kwargs: Any) -> None:
+        original(self, registry, *args, **kwargs)
+        if registry is not None:
+            register(registry)
 
-def _registering(make: Callable[[], CollectorRegistry]) -> Callable[[], CollectorRegistry]:
-    @functools.wraps(make)
-    def get_prometheus_registry() -> CollectorRegistry:
-        registry = make()
-        register(registry)
-        return registry
-
-    setattr(get_prometheus_registry, _MARK, True)
-    return get_prometheus_registry
+    setattr(init, _MARK, True)
+    collector.__init__ = init

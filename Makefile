@@ -8,6 +8,7 @@ PYTHON ?= python3
 TRACE ?= traces/sharegpt.parquet
 TRAIN ?= traces/chat.parquet traces/instruct.parquet
 READOUT ?= traces/readout.safetensors
+MODEL ?= .cache/vllm-tests/real
 LOAD ?= 1.2
 # The committed trace is short against the engine: replayed once, it would only fill and drain it.
 REPLAY_ARGS ?= --num-prompts 5000
@@ -123,6 +124,18 @@ wheel: system $(WHEEL) ## dist/*.whl: manylinux, abi3, OpenBLAS inside
 bench: develop ## speeds, each as a ratio to something measured in the same run
 	OPENBLAS_NUM_THREADS=1 cargo bench --locked -q -p leap -- ratios-alone 2> >(grep -v '^Gnuplot' >&2)
 	OPENBLAS_NUM_THREADS=1 python benches/rls_numpy.py
+
+$(MODEL): | $(SETUP_VLLM)
+	mkdir -p $(@D)
+	rm -rf $@.tmp
+	HF_HUB_OFFLINE=1 $(VENV_VLLM)/bin/python tests/vllm/vllm_models.py real $@.tmp
+	mv $@.tmp $@
+
+.PHONY: bench-vllm
+bench-vllm: develop $(SETUP_VLLM) | $(MODEL) ## what the plugin costs and changes on the real vLLM, beside stock (MODEL=DIR)
+	VIRTUAL_ENV='$(VENV_VLLM)' maturin develop --release --locked
+	$(VENV_VLLM)/bin/python benches/vllm_overhead.py $(MODEL)
+	$(VENV_VLLM)/bin/python benches/vllm_order.py $(MODEL)
 
 .PHONY: readout
 readout: develop ## fit the readout that make replay uses on TRAIN, and evaluate it on TRACE

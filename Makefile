@@ -132,10 +132,11 @@ $(MODEL): | $(SETUP_VLLM)
 	mv $@.tmp $@
 
 .PHONY: bench-vllm
-bench-vllm: develop $(SETUP_VLLM) | $(MODEL) ## what the plugin costs and changes on the real vLLM, beside stock (MODEL=DIR)
+bench-vllm: develop $(SETUP_VLLM) | $(MODEL) ## what the plugin costs and changes on the real vLLM, beside stock (MODEL=DIR; PROMPTS=FILE)
 	VIRTUAL_ENV='$(VENV_VLLM)' maturin develop --release --locked
 	$(VENV_VLLM)/bin/python benches/vllm_overhead.py $(MODEL)
 	$(VENV_VLLM)/bin/python benches/vllm_order.py $(MODEL)
+	[ -z '$(PROMPTS)' ] || $(VENV_VLLM)/bin/python benches/vllm_from_zero.py $(MODEL) '$(PROMPTS)'
 
 .PHONY: readout
 readout: develop ## fit the readout that make replay uses on TRAIN, and evaluate it on TRACE

@@ -84,10 +84,10 @@ def main() -> None:
         row = []
         for measure in measures.values():
             values, stock = ([measure(r) for r in reports[engine]] for engine in (name, "stock"))
-            row += [spread(values, 1), spread([a / b for a, b in zip(values, stock, strict=True)], 3)]
+            row += [spread(values, 1), spread([a / b for a, b in zip(values, stock, strict=True)], 2)]
         row.append(spread([1e3 * r["scheduler_s"] / r["steps"] for r in rows]))
         table.add_row(name, *row, *("/".join(f"{r[what]:.0f}" for r in rows) for what in ("steps", "tokens")))
-    console = Console(width=190)
+    console = Console(width=200)
     console.print(table)
     for name, numbers in learned.items():
         kinds = ("predictions/prompt", "predictions/state", "updates/state", "rescored_requests")

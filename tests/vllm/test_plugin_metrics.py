@@ -201,6 +201,11 @@ class Config:
     class scheduler_config:  # noqa: N801
         scheduler_cls: object = "leap_rs.vllm.LeapScheduler"
 
+    class model_config:  # noqa: N801
+        runner_type = "generate"
+
+    additional_config = None
+
 
 def test_vllm_shows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With vLLM's own registries, of one API process and of several."""

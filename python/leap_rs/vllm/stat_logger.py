@@ -15,6 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
 from .collector import register
+from .plugin import selected
 
 _MARK = "leap_registered"
 
@@ -24,7 +25,7 @@ class LeapStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
         self.engine_indexes = engine_indexes or [0]
-        if not _selected(vllm_config):
+        if not selected(vllm_config):
             return
         register(REGISTRY)
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
@@ -35,12 +36,6 @@ class LeapStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
-
-
-def _selected(vllm_config: Any) -> bool:
-    scheduler = vllm_config.scheduler_config.scheduler_cls
-    module = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "")
-    return str(module).startswith("leap_rs.vllm")
 
 
 def _show_with_several_servers() -> None:

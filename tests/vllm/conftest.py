@@ -95,8 +95,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
-        # Bound threads wait for each other where a machine has other work too.
+        # Several threads, and bound ones, wait for each other where a machine has other work too: ten times as long.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # What torch.compile makes is kept between engines of one test run and not between test runs.
         "VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("vllm-cache")),

@@ -78,7 +78,7 @@ def process(environment: dict[str, str], lock: Callable[[], AbstractContextManag
 
     @contextmanager
     def process() -> Iterator[Engine]:
-        with lock(), Engine({**environment, "OMP_NUM_THREADS": "1"}) as engine:
+        with lock(), Engine(environment) as engine:
             yield engine
 
     return process

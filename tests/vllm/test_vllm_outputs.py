@@ -43,7 +43,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chunked": {"max_num_batched_tokens": 64},
     "shared prefixes": {"shared": True},
     "wait cap": {"leap": {"wait_cap_steps": 8}},
-    "memory": {"num_gpu_blocks_override": 11, "max_model_len": 256},
+    # Answers long enough that residents outgrow the blocks that were free when they came.
+    "memory": {"num_gpu_blocks_override": 12, "max_model_len": 256, "times": 2},
     "asynchronous": {"asynchronous": True},
     # As in the tests of captured states, so that what they have compiled serves here too.
     "compiled": {"enforce_eager": False, "max_num_batched_tokens": 64},
@@ -79,11 +80,11 @@ def readout(
     return path
 
 
-def requests(prompts: list[list[int]]) -> list[dict[str, Any]]:
+def requests(prompts: list[list[int]], times: int) -> list[dict[str, Any]]:
     """Each question twice: answered as far as the model likes, and in a length that the client has settled."""
     made = []
     for tokens, length in zip(prompts, FORCED, strict=True):
-        made.append({"tokens": tokens, "sampling": {"max_tokens": length, "ignore_eos": True}})
+        made.append({"tokens": tokens, "sampling": {"max_tokens": times * length, "ignore_eos": True}})
         made.append({"tokens": tokens, "sampling": {"max_tokens": NATURAL_LIMIT}})
     return made
 
@@ -95,7 +96,8 @@ def runs(
     chosen: dict[str, dict[str, Any]] = {}
     for name, setting in SETTINGS.items():
         given = dict(setting)
-        batches = [requests(prompts["shared" if given.pop("shared", False) else "short"])]
+        texts = prompts["shared" if given.pop("shared", False) else "short"]
+        batches = [requests(texts, given.pop("times", 1))]
         leap = {"mode": "armed", "layer": LAYER, "readout": str(readout), "decode_slots": SLOTS, "evict_per_s": 100}
         leap |= given.pop("leap", {})
         engine = {"batches": batches, "max_num_seqs": SEQUENCES, "max_num_batched_tokens": 256, **given}

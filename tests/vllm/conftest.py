@@ -23,6 +23,8 @@ from traffic import Brains, Traffic, real_traffic
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
 CACHE = REPOSITORY / ".cache" / "vllm-tests"
+# Importing vLLM, as some tests do in this process, sets variables that other processes must not get.
+ENVIRONMENT = dict(os.environ)
 DEFAULTS = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -90,13 +92,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\nleap = {entry}\n{logger}")
         paths.append(str(info.parent))
     return {
-        **os.environ,
+        **ENVIRONMENT,
         "PYTHONPATH": os.pathsep.join(paths),
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         # Several threads, and bound ones, wait for each other where a machine has other work too: ten times as long.
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "OMP_NUM_THREADS": ENVIRONMENT.get("OMP_NUM_THREADS", "1"),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # What torch.compile makes is kept between engines of one test run and not between test runs.
         "VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("vllm-cache")),

@@ -26,6 +26,8 @@ VENV_VLLM := $(CURDIR)/.venv-vllm
 SETUP_VLLM := .venv-vllm/.setup
 EXTENSION := python/leap_rs/_leap.abi3.so
 WHEEL := dist/.built
+# For a wheel maturin repairs cargo's own file in place, and can then neither repair nor install it: cargo links it anew.
+RELINK := rm -f target/maturin/*.so target/release/lib_leap.so target/release/deps/lib_leap.so
 RUST := $(shell find crates -name '*.rs' -not -path '*/tests/*' -not -path '*/benches/*') \
 	$(wildcard crates/*/Cargo.toml) Cargo.toml Cargo.lock
 FACE := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.css' -o -name '*.js' -o -name py.typed)
@@ -51,6 +53,7 @@ $(SETUP): pyproject.toml scripts/install-python.sh | system
 setup: system $(SETUP) ## system packages and the virtual environment .venv with the development tools
 
 $(EXTENSION): $(SETUP) $(RUST)
+	$(RELINK)
 	maturin develop --release --locked
 	touch $@
 
@@ -78,13 +81,18 @@ test: test-rust ## all tests: the Rust core's, pytest's, those on the real vLLM 
 	@$(MAKE) --no-print-directory test-python
 	@$(MAKE) --no-print-directory test-vllm
 
-$(SETUP_VLLM): pyproject.toml scripts/install-vllm.sh | system
+.PHONY: compiler
+compiler:
+	@PYTHON='$(PYTHON)' scripts/install-system.sh vllm
+
+$(SETUP_VLLM): pyproject.toml scripts/install-vllm.sh | compiler
 	PYTHON='$(PYTHON)' scripts/install-vllm.sh
 	touch $@
 
 # Both environments share the extension module; here the package is installed too, so that vLLM finds its entry points.
 .PHONY: test-vllm
 test-vllm: develop $(SETUP_VLLM) ## the tests on the real vLLM (its CPU build, in .venv-vllm: 6 GB)
+	$(RELINK)
 	VIRTUAL_ENV='$(VENV_VLLM)' maturin develop --release --locked
 	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
@@ -109,10 +117,9 @@ format: setup ## rewrite the sources in the house's format
 	ruff check --fix
 	ruff format
 
-# maturin repairs cargo's own file in place, and cannot repair it twice: cargo links it anew.
 $(WHEEL): $(SETUP) $(RUST) $(FACE) pyproject.toml README.md LICENSE
 	rm -rf dist
-	rm -f target/maturin/*.so target/release/lib_leap.so target/release/deps/lib_leap.so
+	$(RELINK)
 	maturin build --release --locked --auditwheel repair --out dist
 	touch $@
 
@@ -133,6 +140,7 @@ $(MODEL): | $(SETUP_VLLM)
 
 .PHONY: bench-vllm
 bench-vllm: develop $(SETUP_VLLM) | $(MODEL) ## what the plugin costs and changes on the real vLLM, beside stock (MODEL=DIR; PROMPTS=FILE)
+	$(RELINK)
 	VIRTUAL_ENV='$(VENV_VLLM)' maturin develop --release --locked
 	$(VENV_VLLM)/bin/python benches/vllm_overhead.py $(MODEL)
 	$(VENV_VLLM)/bin/python benches/vllm_order.py $(MODEL)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the system packages that the build needs, and with the argument `browser` those that the tests of the replay's
-# page need too; nothing when they are all there.
+# Installs the system packages that the build needs, with the argument `browser` also those of the tests of the replay's
+# page, with `vllm` those that vLLM compiles models with; nothing when they are all there.
 set -euo pipefail
 
 python=${PYTHON:-python3}
@@ -22,6 +22,11 @@ pkg-config --exists openblas 2>/dev/null || missing+=(libopenblas-dev)
 if [ "${1:-}" = browser ]; then
     command -v chromium >/dev/null || command -v google-chrome >/dev/null || missing+=(chromium)
     command -v chromedriver >/dev/null || missing+=(chromium-driver)
+fi
+if [ "${1:-}" = vllm ]; then
+    command -v g++ >/dev/null || missing+=(g++)
+    "$python" -c 'import sys, sysconfig; from pathlib import Path; sys.exit(not Path(sysconfig.get_path("include"), "Python.h").is_file())' ||
+        missing+=(python3-dev)
 fi
 [ ${#missing[@]} -eq 0 ] && exit 0
 

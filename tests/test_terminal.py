@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 COMMANDS = {
     "leap-trace": ["describe", "t.csv"],
@@ -57,3 +59,12 @@ def test_a_reader_that_goes_away_is_no_fault(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
     assert "Broken pipe" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["calibrate", "fit", "record", "replay", "trace"])
+def test_help_has_two_spellings(name: str) -> None:
+    app = importlib.import_module(f"leap_rs.{name}.command").app
+    short, long = (CliRunner().invoke(app, [option]) for option in ("-h", "--help"))
+    assert (short.exit_code, short.output) == (0, long.output)
+    assert "Usage:" in short.output
+    assert "-h, --help" in short.output

@@ -1,4 +1,4 @@
-"""What the commands share: options that take several values, and how a command ends."""
+"""What the commands share: what their help looks like, options that take several values, and how a command ends."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ import typer
 from leap_rs._leap import LeapError
 
 INTERRUPTED = 130
+
+
+def application() -> typer.Typer:
+    """A command to be, with plain help: boxes cut long option names at 80 columns."""
+    return typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 
 
 def expand(words: Sequence[str], several: Mapping[str, Callable[[str], bool]]) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from server_prompts import QUESTIONS
 from traffic import Brains, Traffic, real_traffic
 
 HERE = Path(__file__).parent
@@ -158,6 +159,12 @@ def answers(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
         return known[tuple(texts)]
 
     return made
+
+
+@pytest.fixture(scope="session")
+def expected(answers: Callable[..., list[str]], model: Callable[[str], Path]) -> list[str]:
+    """transformers' answers to the questions that servers are asked."""
+    return answers(model("real"), QUESTIONS)
 
 
 @pytest.fixture(scope="session")

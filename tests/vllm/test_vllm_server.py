@@ -37,11 +37,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(answers: Callable[..., list[str]], model: Callable[[str], Path]) -> list[str]:
-    return answers(model("real"), QUESTIONS)
-
-
-@pytest.fixture(scope="module")
 def server(
     environment: dict[str, str],
     expected: list[str],  # noqa: ARG001 - computed before the machine is kept from others

@@ -62,11 +62,6 @@ def full(disk: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def expected(answers: Callable[..., list[str]], model: Callable[[str], Path]) -> list[str]:
-    return answers(model("real"), QUESTIONS)
-
-
-@pytest.fixture(scope="module")
 def server(
     environment: dict[str, str],
     expected: list[str],  # noqa: ARG001 - computed before the machine is kept from others

@@ -19,7 +19,7 @@ from .calibration import Calibration, CalibrationOptions, calibrate
 from .report import WIDTH, report
 from .setup import LIMITS
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = terminal.application()
 
 OPTION_NAMES = ("engine", "cost_model", "pull", "fit_share", "jitters", "jitter_ms", "seed", *LIMITS)
 

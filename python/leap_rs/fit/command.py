@@ -17,12 +17,7 @@ from leap_rs.fit.readouts import SUFFIX
 from leap_rs.fit.report import report
 from leap_rs.fit.run import run
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = terminal.application()
 
 
 def expand(words: Sequence[str]) -> list[str]:

@@ -18,12 +18,7 @@ from leap_rs.record.run import Result, run
 
 SUFFIX = ".parquet"
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = terminal.application()
 
 
 @app.command()

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from .results import ReplayResult, ResultObject
     from .tune import TuneResult
 
-# Plain help: boxes cut long option names at 80 columns.
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = terminal.application()
 
 # Options that take several values after one name in vllm bench serve, and what such a value looks like.
 _SEVERAL = {"--goodput": looks_like(r"\w+:\S+"), "--metadata": looks_like(r"[^\s=-][^=]*=.*")}
@@ -48,7 +47,7 @@ def expand(words: Sequence[str]) -> list[str]:
     return terminal.expand(words, _SEVERAL)
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command()
 def leap_replay(
     context: typer.Context,
     trace: arguments.Trace,

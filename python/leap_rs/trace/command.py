@@ -21,12 +21,7 @@ from leap_rs.trace.report import render, written_text
 
 SUFFIX = ".parquet"
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = terminal.application()
 
 
 def expand(words: Sequence[str]) -> list[str]:

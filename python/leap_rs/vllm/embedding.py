@@ -22,6 +22,12 @@ LOG = logging.getLogger("vllm.leap_rs")
 _BATCH = 8192
 
 
+def engine_number(vllm_config: Any) -> int:
+    """Which of the data-parallel engines this is, the same in its worker and in its scheduler."""
+    parallel = vllm_config.parallel_config
+    return getattr(parallel, "data_parallel_index", None) or getattr(parallel, "data_parallel_rank", 0) or 0
+
+
 def table_path(vllm_config: Any) -> Path:
     """Where the worker and the scheduler of one engine meet; in a directory that only this user can write."""
     directory = Path(tempfile.gettempdir()) / f"leap-rs-{os.getuid()}"
@@ -29,9 +35,7 @@ def table_path(vllm_config: Any) -> Path:
     status = directory.lstat()
     if directory.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise ConfigError(f"{directory}: is not a directory that only this user can write; remove it or set TMPDIR")
-    parallel = vllm_config.parallel_config
-    index = getattr(parallel, "data_parallel_index", None) or getattr(parallel, "data_parallel_rank", 0)
-    return directory / f"embedding-{vllm_config.instance_id}-{index}"
+    return directory / f"embedding-{vllm_config.instance_id}-{engine_number(vllm_config)}"
 
 
 def write_table(model: nn.Module, vocabulary: int, path: Path | None) -> None:

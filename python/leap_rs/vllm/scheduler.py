@@ -207,7 +207,7 @@ class _Levers:
         return output
 
     def _leap_settle(self, args: Any, kwargs: Any) -> Any:
-        """A step after disarming, as long as those once gated bring more adapters than vLLM allows in a step."""
+        """A step after disarming: the first, and as long as those once gated bring more adapters than a step may have."""
         apart = self.leap_slots.settle(self.running)
         self._leap_settling = bool(apart)
         return self._leap_run(apart, [], args, kwargs)

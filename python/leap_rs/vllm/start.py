@@ -11,6 +11,7 @@ from leap_rs._leap import ConfigError, PromptFeatures
 
 from .compat import LOG
 from .decoder import layer_number
+from .embedding import engine_number
 from .options import LeapOptions
 from .recorder import Recorder
 from .settings import BrainSettings
@@ -46,7 +47,7 @@ def prefills_only(config: Any) -> bool:
 
 def settings_of(config: Any, options: LeapOptions) -> BrainSettings:
     """What the brain of this engine is for."""
-    model, parallel = config.model_config, config.parallel_config
+    model = config.model_config
     return BrainSettings.from_options(
         options,
         model=model.served_model_name if isinstance(model.served_model_name, str) else model.model,
@@ -54,7 +55,7 @@ def settings_of(config: Any, options: LeapOptions) -> BrainSettings:
         layer=layer_number(model.hf_text_config.num_hidden_layers, options.layer),
         width=model.get_hidden_size(),
         max_model_len=model.max_model_len,
-        engine=getattr(parallel, "data_parallel_index", None) or getattr(parallel, "data_parallel_rank", 0) or 0,
+        engine=engine_number(config),
     )
 
 

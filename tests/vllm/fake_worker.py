@@ -6,29 +6,21 @@ is virtual. Every step is checked here for what must hold of any schedule.
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import json
-import math
-import os
 import pickle
-import random
-import tempfile
 import warnings
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+# Before vLLM: it says how much vLLM logs.
+from fake_setup import BLOCK, EOS, Adapter, Grammar, Grammars, Job, Setup, config_of
 
 with warnings.catch_warnings():
     # vLLM's own, and those of what it imports.
     warnings.simplefilter("ignore")
     import torch
-    from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -36,171 +28,9 @@ with warnings.catch_warnings():
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
-    from vllm.v1.structured_output import StructuredOutputManager
 
     from leap_rs.vllm import LeapScheduler
     from leap_rs.vllm.slots import sort
-
-EOS = 2
-BLOCK = 16
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-    "max_position_embeddings": 65536,
-    "torch_dtype": "float32",
-}
-
-
-@dataclass(frozen=True)
-class Job:
-    """A request with the answer that the model will give."""
-
-    name: str
-    arrival_s: float
-    prompt: tuple[int, ...]
-    length: int
-    """Tokens of the whole answer, its EOS included."""
-    max_tokens: int
-    abort_s: float | None = None
-    grammar_s: float | None = None
-    """When its grammar has been compiled; None: it needs none."""
-    lora: int | None = None
-
-    @property
-    def output(self) -> list[int]:
-        """The tokens that a client must see, if it does not go away."""
-        return [self.token(i) for i in range(min(self.length, self.max_tokens))]
-
-    def token(self, index: int) -> int:
-        return EOS if index == self.length - 1 else 3 + (index * 7 + len(self.name)) % 900
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The engine, and the options of the plugin; `leap` None is stock vLLM."""
-
-    max_num_seqs: int = 8
-    max_num_batched_tokens: int = 64
-    max_model_len: int = 1024
-    blocks: int = 200
-    async_scheduling: bool = False
-    chunked: bool = True
-    prefix_caching: bool = True
-    long_prefill_token_threshold: int = 0
-    reserve_full_isl: bool = True
-    max_loras: int | None = None
-    leap: Mapping[str, Any] | None = None
-    log_stats: bool = True
-
-
-@cache
-def _base() -> VllmConfig:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return _make_base()
-
-
-def _make_base() -> VllmConfig:
-    where = Path(tempfile.mkdtemp(prefix="leap-fake-model-"))
-    (where / "config.json").write_text(json.dumps(MODEL))
-    model = ModelConfig(
-        model=str(where), tokenizer=str(where), skip_tokenizer_init=True, dtype="float32", max_model_len=65536, seed=0
-    )
-    return VllmConfig(
-        model_config=model,
-        scheduler_config=_scheduler_config(Setup(max_model_len=65536, max_num_batched_tokens=65536)),
-        cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
-        device_config=DeviceConfig("cpu"),
-    )
-
-
-def _scheduler_config(setup: Setup) -> SchedulerConfig:
-    return SchedulerConfig(
-        max_num_seqs=setup.max_num_seqs,
-        max_num_batched_tokens=setup.max_num_batched_tokens,
-        max_model_len=setup.max_model_len,
-        enable_chunked_prefill=setup.chunked,
-        is_encoder_decoder=False,
-        long_prefill_token_threshold=setup.long_prefill_token_threshold,
-        scheduler_reserve_full_isl=setup.reserve_full_isl,
-        async_scheduling=setup.async_scheduling,
-    )
-
-
-@dataclass
-class _Lora:
-    """The part of vLLM's LoRAConfig that the scheduler reads."""
-
-    max_loras: int
-
-
-@dataclass(frozen=True)
-class _Adapter:
-    lora_int_id: int
-    lora_name: str = "adapter"
-    lora_path: str = "adapter"
-
-
-class _Grammars(StructuredOutputManager):
-    """Accepts every token: the answers are fixed anyway."""
-
-    def __init__(self) -> None:
-        """Compiles nothing, so it needs no backend and no tokenizer."""
-
-    def accept_tokens(self, request: Any, tokens: Any) -> bool:  # noqa: ARG002
-        return True
-
-    def should_advance(self, request: Any) -> bool:  # noqa: ARG002
-        return False
-
-
-class Oracle:
-    """A brain that knows the lengths."""
-
-    def __init__(self, jobs: Iterable[Job] = (), *, armed: bool = True) -> None:
-        self.lengths = {job.name: min(job.length, job.max_tokens) for job in jobs}
-        self.armed = armed
-        self.version = 0
-        self.calls: Counter[str] = Counter()
-        self.ended: dict[str, tuple[str, int]] = {}
-        self.rows: dict[str, Any] = {}
-        self.closed = False
-        self.saved = 0
-
-    def arrived(self, request_id: str, prompt: Any, max_tokens: int, min_tokens: int, ignore_eos: bool) -> None:
-        assert len(prompt) > 0
-        assert max_tokens > 0
-        assert (min_tokens, ignore_eos) == (0, False)
-        self.calls[request_id] += 1
-
-    def state(self, request_id: str, row: Any) -> None:
-        assert request_id not in self.rows
-        self.rows[request_id] = row
-
-    def remaining_key(self, request_id: str, generated: int) -> float:
-        return math.log(self.remaining(request_id, generated))
-
-    def remaining(self, request_id: str, generated: int) -> float:
-        return float(max(self.lengths[request_id] - generated, 1))
-
-    def mean_remaining(self, request_id: str, generated: int) -> float:
-        return self.remaining(request_id, generated)
-
-    def finished(self, request_id: str, reason: str, output_tokens: int) -> None:
-        assert request_id not in self.ended
-        self.ended[request_id] = (reason, output_tokens)
-
-    def save(self) -> None:
-        self.saved += 1
-
-    def close(self) -> None:
-        self.closed = True
 
 
 @dataclass
@@ -241,24 +71,13 @@ class FakeEngine:
     def __init__(self, setup: Setup, brain: Any = None) -> None:
         self.setup = setup
         self.now = 0.0
-        base = _base()
-        config = copy.copy(base)
-        config.scheduler_config = _scheduler_config(setup)
-        config.model_config = copy.copy(base.model_config)
-        config.model_config.max_model_len = setup.max_model_len
-        config.cache_config = copy.copy(base.cache_config)
-        config.cache_config.enable_prefix_caching = setup.prefix_caching
-        config.cache_config.num_gpu_blocks = setup.blocks
-        config.additional_config = {} if setup.leap is None else {"leap": dict(setup.leap)}
-        if setup.max_loras is not None:
-            config.lora_config = _Lora(setup.max_loras)
         group = KVCacheGroupSpec(
             ["layer"], FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         )
         arguments: dict[str, Any] = {
-            "vllm_config": config,
+            "vllm_config": config_of(setup),
             "kv_cache_config": KVCacheConfig(num_blocks=setup.blocks, kv_cache_tensors=[], kv_cache_groups=[group]),
-            "structured_output_manager": _Grammars(),
+            "structured_output_manager": Grammars(),
             "block_size": BLOCK,
             "log_stats": setup.log_stats,
         }
@@ -296,10 +115,10 @@ class FakeEngine:
             pooling_params=None,
             arrival_time=job.arrival_s,
             block_hasher=self._hasher,
-            lora_request=None if job.lora is None else _Adapter(job.lora),
+            lora_request=None if job.lora is None else Adapter(job.lora),
         )
         if job.grammar_s is not None:
-            request.structured_output_request = _Grammar()
+            request.structured_output_request = Grammar()
             request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         self.jobs[job.name] = job
         self.added_s[job.name] = self.now
@@ -434,22 +253,5 @@ class FakeEngine:
                 assert reason == ("stop" if job.length <= job.max_tokens else "length")
 
 
-class _Grammar:
-    """A structured output request whose grammar comes later."""
-
-    grammar: Any = None
-    reasoning_ended = None
-
-
 def _hash(value: Any) -> bytes:
     return hashlib.sha256(pickle.dumps(value)).digest()
-
-
-def prompt_of(rng: random.Random, tokens: int, *, shared: int = 0) -> tuple[int, ...]:
-    """A prompt, of which the first `shared` tokens are those of all others."""
-    return tuple(10 + i % 50 for i in range(min(shared, tokens))) + tuple(
-        rng.randrange(3, 1000) for _ in range(max(tokens - shared, 0))
-    )
-
-
-__all__ = ["BLOCK", "FakeEngine", "Job", "Oracle", "Outcome", "Setup", "Step", "prompt_of"]

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fake_worker import BLOCK, FakeEngine, Job, Oracle, Setup, Step, prompt_of
+from fake_setup import BLOCK, Job, Oracle, Setup, prompt_of
+from fake_worker import FakeEngine, Step
 
 LEVERS = (
     ["queue"],

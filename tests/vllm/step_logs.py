@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from fake_worker import BLOCK, FakeEngine, Job, Oracle, Setup, prompt_of
+from fake_setup import BLOCK, Job, Oracle, Setup, prompt_of
+from fake_worker import FakeEngine
 
 from leap_rs import _leap
 from leap_rs.vllm.options import LeapOptions

@@ -62,7 +62,8 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Shown:
 def vllms() -> Shown:
     """What vLLM shows of an engine that has done nothing yet."""
     pytest.importorskip("vllm.version")
-    from fake_worker import FakeEngine, Setup
+    from fake_setup import Setup
+    from fake_worker import FakeEngine
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
     PrometheusStatLogger(FakeEngine(Setup()).scheduler.vllm_config, [0])

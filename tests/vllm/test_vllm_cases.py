@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("vllm.version")
 
-from fake_worker import FakeEngine, Job, Oracle, Setup, Step, prompt_of
+from fake_setup import Job, Oracle, Setup, prompt_of
+from fake_worker import FakeEngine, Step
 
 pytestmark = pytest.mark.vllm
 

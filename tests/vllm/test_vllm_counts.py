@@ -15,7 +15,8 @@ import pytest
 
 pytest.importorskip("vllm.version")
 
-from fake_worker import FakeEngine, Job, Oracle, Setup, Step, prompt_of
+from fake_setup import Job, Oracle, Setup, prompt_of
+from fake_worker import FakeEngine, Step
 
 from leap_rs.vllm.metrics import METRICS, OF_THE_SCHEDULER, MetricsWriter
 from leap_rs.vllm.online import OnlineBrain

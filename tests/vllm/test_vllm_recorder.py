@@ -13,7 +13,8 @@ import pytest
 
 pytest.importorskip("vllm.version")
 
-from fake_worker import MODEL, FakeEngine, Job, Setup, prompt_of
+from fake_setup import MODEL, Job, Setup, prompt_of
+from fake_worker import FakeEngine
 
 from leap_rs import ConfigError, PromptFeatures, read_trace
 from leap_rs.trace import load

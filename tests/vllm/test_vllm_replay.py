@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("vllm.version")
 
-from fake_worker import Setup
+from fake_setup import Setup
 from step_logs import (
     Case,
     Logged,

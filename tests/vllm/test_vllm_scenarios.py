@@ -13,7 +13,8 @@ import pytest
 
 pytest.importorskip("vllm.version")
 
-from fake_worker import FakeEngine, Oracle, Outcome
+from fake_setup import Oracle
+from fake_worker import FakeEngine, Outcome
 from scenarios import Scenario, draw, play
 
 pytestmark = pytest.mark.vllm

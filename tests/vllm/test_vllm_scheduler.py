@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("vllm.version")
 
-from fake_worker import AsyncScheduler, FakeEngine, Job, Oracle, Scheduler, Setup, prompt_of
+from fake_setup import Job, Oracle, Setup, prompt_of
+from fake_worker import AsyncScheduler, FakeEngine, Scheduler
 from vllm.config import KVTransferConfig
 from vllm.v1.request import RequestStatus
 

@@ -232,7 +232,16 @@ def draw_case(seed: int, requests: int) -> Case:
     """A random engine with random requests, and levers with random options or none."""
     rng = random.Random(seed)
     levers = rng.choice(
-        [None, ["queue"], ["slots"], ["queue", "slots"], ["queue", "slots", "evict"], ["slots", "evict"]]
+        [
+            None,
+            ["queue"],
+            ["slots"],
+            ["evict"],
+            ["queue", "slots"],
+            ["queue", "evict"],
+            ["slots", "evict"],
+            ["queue", "slots", "evict"],
+        ]
     )
     families = rng.choice([0, 3])
     chunked = rng.random() < 0.8

@@ -11,7 +11,7 @@ from leap_rs.vllm.evict import Claim, Evictor, Resident
 
 
 def residents(*items: tuple[float, int]) -> list[Resident]:
-    return [Resident(f"r{i}", key, blocks) for i, (key, blocks) in enumerate(items)]
+    return [Resident(f"r{i}", key, i, blocks) for i, (key, blocks) in enumerate(items)]
 
 
 def test_only_as_many_as_make_room_the_worst_first() -> None:
@@ -52,3 +52,8 @@ def test_no_more_than_the_rate() -> None:
     assert evictor.victims(Claim(0.0, 1, seat=False), here, 0, now=15.9) == []
     assert len(evictor.victims(Claim(0.0, 1, seat=False), here, 0, now=16.0)) == 1
     assert not Evictor(options_of(evict_per_s=0)).ready(1e9)
+
+
+def test_of_equals_the_last_to_arrive() -> None:
+    here = residents((5.0, 4), (5.0, 4), (6.0, 4), (5.0, 4))
+    assert Evictor(options_of()).victims(Claim(0.0, 7, seat=False), here, 0, now=0.0) == ["r2", "r3"]

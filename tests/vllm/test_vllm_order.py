@@ -36,6 +36,19 @@ def test_a_key_is_the_formula() -> None:
     assert ranker.key(request, memory=True) == pytest.approx(math.log(100) + 0.5 * math.log(200 + 20 + 50) + 0.1 * 7)
 
 
+def test_tokens_under_way_count_through_a_preemption() -> None:
+    clock = Clock()
+    ranker, _ = ranker_of(Lengths({"a": 120}), clock, aging_rate=0)
+    request = StandIn("a", num_output_tokens=18, num_output_placeholders=2)
+    ranker.arrived(request)
+    clock.now = 3.0
+    ranker.preempted(request)
+    assert ranker.live(request).queued_s == 3.0
+    for output, placeholders, left in ((18, 0, 100), (20, 0, 100), (20, 1, 99)):
+        request.num_output_tokens, request.num_output_placeholders = output, placeholders
+        assert ranker.key(request, memory=False) == pytest.approx(math.log(left))
+
+
 def test_the_memory_term_goes_by_the_mean_where_the_brain_knows_it() -> None:
     class Gittins(Lengths):
         def mean_remaining(self, request_id: str, generated: int) -> float:

@@ -91,7 +91,8 @@ def test_no_step_differs(setting: str, levers: list[str] | None, asynchronous: b
         assert computed < sum(len(job.prompt) + len(job.output) - 1 for job in case.jobs) or preemptions(steps) > 0
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("LEAP_SCENARIOS", "12"))))
+# With equal keys, and with tokens under way for who is preempted: rare enough to be missed by a few random settings.
+@pytest.mark.parametrize("seed", sorted({*range(int(os.environ.get("LEAP_SCENARIOS", "12"))), 50, 211, 306}))
 def test_no_step_of_a_random_setting_differs(seed: int) -> None:
     agree(draw_case(seed, 120), 100)
 

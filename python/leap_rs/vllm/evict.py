@@ -19,6 +19,8 @@ class Resident:
 
     request: Any
     key: float
+    number: int
+    """Place in the order of arrival: of equal keys the last gives way first."""
     blocks: int
     """Blocks that come free with it: those that nobody shares."""
 
@@ -51,7 +53,7 @@ class Evictor:
         if not self.ready(now):
             return []
         bar = claim.key + math.log(self._options.evict_factor)
-        worse = sorted((r for r in residents if r.key > bar), key=lambda r: r.key, reverse=True)
+        worse = sorted((r for r in residents if r.key > bar), key=lambda r: (r.key, r.number), reverse=True)
         free, seats = free_blocks, 0 if claim.seat else 1
         chosen = []
         for resident in worse:

@@ -31,6 +31,8 @@ class Live:
     arrival_s: float
     queued_s: float
     """When it last began to wait for admission: on arrival, or when it was preempted."""
+    promised: int = 0
+    """Output tokens that it has once the steps are done that were under way when it was preempted."""
     row: Any = None
     """Its hidden state, where what is served is recorded."""
 
@@ -116,6 +118,12 @@ class Ranker:
                 live.row = np.array(row)
             self._ask(lambda: self._brain.state(request_id, row), None)
 
+    def preempted(self, request: Any) -> None:
+        """Takes down that a request is about to wait again, before vLLM forgets what is under way for it."""
+        live = self.live(request)
+        live.queued_s = self.now()
+        live.promised = request.num_output_tokens + request.num_output_placeholders
+
     def finished(self, request: Any) -> None:
         """Lets a request go."""
         live = self._live.pop(request.request_id, None)
@@ -147,7 +155,7 @@ class Ranker:
     def rank(self, request: Any) -> Rank:
         """The parts of a request's key, after the tokens that it has or will have once the steps under way are done."""
         live = self.live(request)
-        generated = request.num_output_tokens + request.num_output_placeholders
+        generated = max(request.num_output_tokens + request.num_output_placeholders, live.promised)
         request_id = request.request_id
         left = float(max(request.max_tokens - generated, 1))
         ln = float(self._ask(lambda: self._brain.remaining_key(request_id, generated), math.log(left)))

@@ -137,7 +137,7 @@ class _Levers:
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        self.leap.live(request).queued_s = self.leap.now()
+        self.leap.preempted(request)
         self._leap_drifting.append(request)
         return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
 
@@ -305,7 +305,10 @@ class _Levers:
             seat=len(self.running) >= seats,
         )
         decoding = sort(self.running, self.max_model_len).decoding
-        residents = [Resident(r, self.leap.key(r, memory=True), self._leap_own_blocks(r)) for r in decoding]
+        residents = [
+            Resident(r, self.leap.key(r, memory=True), self.leap.live(r).number, self._leap_own_blocks(r))
+            for r in decoding
+        ]
         victims = self.leap_evict.victims(claim, residents, self._leap_free_blocks(), now)
         if not victims:
             return []

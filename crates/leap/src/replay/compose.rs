@@ -26,6 +26,9 @@ impl Engine<'_> {
             self.requeue(id);
         }
         self.note_refusal(budget);
+        for id in std::mem::take(&mut self.passing) {
+            self.waiting.remove(id, self.requests[id as usize].prompt, self.now);
+        }
         if self.decoding.len() == 0 && step.work.prefill == 0 {
             return None;
         }

@@ -70,6 +70,8 @@ pub(super) struct Engine<'a> {
     pub(super) next_slot_choice: u64,
     /// The first of the queue, if the last composed step refused it a seat or blocks.
     pub(super) refused: Option<u32>,
+    /// Those that were preempted in the step being composed with their last token under way.
+    pub(super) passing: Vec<u32>,
     /// When the evict lever may act again.
     pub(super) next_evict_s: f64,
     delayed: VecDeque<(f64, u32)>,
@@ -123,6 +125,7 @@ impl<'a> Engine<'a> {
             shuffled: false,
             next_slot_choice: 0,
             refused: None,
+            passing: Vec::new(),
             next_evict_s: 0.0,
             delayed: VecDeque::new(),
             flights: VecDeque::new(),

@@ -109,13 +109,14 @@ impl Engine<'_> {
     }
 
     /// Takes seat and blocks from a resident and puts it back into the queue; its tokens are recomputed later, less
-    /// what is still cached then.
+    /// what is still cached then. One whose last token is under way waits until it has come, which is before the next
+    /// composition.
     pub(super) fn preempt(&mut self, id: u32) {
-        let ending = self.is_ending(id);
-        self.give_way(id);
-        if !ending {
-            self.requeue(id);
+        if self.is_ending(id) {
+            self.passing.push(id);
         }
+        self.give_way(id);
+        self.requeue(id);
     }
 
     /// Puts a preempted request back into the queue: by its key, or, where the queue has none, before all others.
@@ -151,8 +152,8 @@ impl Engine<'_> {
     }
 
     /// The evict lever: for the first of the queue, if the last step refused it, the worst of those that could decode
-    /// give way, each by `evict_factor` worse than its key, until it has a seat and its blocks; nobody, if that cannot be
-    /// reached. They are put back into the queue when this step has gone through it.
+    /// (of equals the last to arrive) give way, each by `evict_factor` worse than its key, until it has a seat and its
+    /// blocks; nobody, if that cannot be reached. They are put back into the queue when this step has gone through it.
     pub(super) fn evict(&mut self) -> Vec<u32> {
         let rate = self.spec.evict_per_s;
         if !self.spec.levers.evict || rate <= 0.0 || self.now < self.next_evict_s || self.refused.is_none() {
@@ -168,7 +169,7 @@ impl Engine<'_> {
             .map(|id| (self.ranker.evict_key(id, self.generated(id)), id))
             .filter(|&(key, _)| key > bar)
             .collect();
-        worse.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        worse.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
         // What it may find cached is not looked up for this.
         let need = self.blocks_for(self.requests[head as usize].prompt + self.generated(head) + 1);
         let mut free = self.pool.free();

@@ -56,9 +56,7 @@ impl Reference<'_> {
 
     pub(super) fn preempt(&mut self, id: usize, now: f64) {
         self.give_way(id);
-        if !self.requests[id].ends() {
-            self.requeue(id, now);
-        }
+        self.requeue(id, now);
     }
 
     pub(super) fn give_way(&mut self, id: usize) {
@@ -152,7 +150,7 @@ impl Reference<'_> {
         let bar = key(head) + self.spec.evict_factor.ln();
         let mut worse: Vec<usize> =
             self.residents.iter().copied().filter(|&id| self.could(id) && key(id) > bar).collect();
-        worse.sort_by(|&x, &y| key(y).total_cmp(&key(x)).then(x.cmp(&y)));
+        worse.sort_by(|&x, &y| key(y).total_cmp(&key(x)).then(y.cmp(&x)));
         let lacks = self.blocks_for(self.requests[head].prompt + self.requests[head].generated + 1);
         let room = |count: usize| {
             let alone = |id: &usize| self.requests[*id].blocks.iter().filter(|&&b| self.pool.users(b) == 1).count();

@@ -356,6 +356,8 @@ impl<'a> Reference<'a> {
         let used = decoding.len() as u32 + work.iter().map(|&(chunk, _)| chunk).sum::<u32>();
         let budget_left = used < self.config.max_num_batched_tokens;
         self.refused = self.head(now).map(|(id, _, _)| id).filter(|_| budget_left);
+        // Whoever was preempted with its last token under way is gone when that has come.
+        self.waiting.retain(|&id| !self.requests[id].ends());
         if decoding.is_empty() && prefilling.is_empty() {
             return None;
         }

@@ -1,22 +1,14 @@
-"""The brain on real rows: what it predicts, what it learns, when it arms; and that nothing wrong ends it."""
+"""The brain on real rows: what it predicts, what it learns, when it arms."""
 
-import logging
 import math
-import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from traffic import Brains, Traffic, stream
 
-from leap_rs._leap import Learner, OnlineReadout, PromptFeatures, RemainingTable
-from leap_rs.vllm.online import OnlineBrain
+from leap_rs._leap import OnlineReadout, RemainingTable
 from leap_rs.vllm.readouts import LearnSettings
-from leap_rs.vllm.settings import BrainSettings
-
-
-def head(traffic: Traffic, n: int) -> Traffic:
-    return Traffic(traffic.state[:n], traffic.prompt[:n], traffic.tokens[:n], traffic.stopped[:n])
 
 
 def test_it_arms_from_zero_on_real_requests(real: Traffic, brains: Brains) -> None:
@@ -52,7 +44,7 @@ def test_random_features_never_arm(real: Traffic, brains: Brains, seed: int) -> 
 
 
 def test_the_modes(real: Traffic, brains: Brains) -> None:
-    few = head(real, 40)
+    few = real.head(40)
     armed, shadow = brains(few, mode="armed"), brains(few, mode="shadow")
     assert armed.armed
     stream(shadow, few)
@@ -60,7 +52,7 @@ def test_the_modes(real: Traffic, brains: Brains) -> None:
 
 
 def test_the_key_is_the_log_of_the_readouts_own_table(real: Traffic, brains: Brains) -> None:
-    few = head(real, 400)
+    few = real.head(400)
     brain = brains(few, mode="armed", order="survival", learn=LearnSettings(warmup=64))
     state = OnlineReadout.from_zero(576, max_tokens=1024, warmup=64, kind="state")
     prompt = OnlineReadout.from_zero(259, max_tokens=1024, warmup=64, kind="prompt")
@@ -87,7 +79,7 @@ def test_the_key_is_the_log_of_the_readouts_own_table(real: Traffic, brains: Bra
 
 
 def test_without_an_estimate_all_are_alike(real: Traffic, brains: Brains) -> None:
-    brain = brains(head(real, 10), mode="armed")
+    brain = brains(real.head(10), mode="armed")
     brain.arrived("a", [0], 1024, 0, False)
     brain.arrived("b", [1], 16, 0, False)
     keys = {brain.remaining_key(name, 0) for name in ("a", "b", "unheard of")}
@@ -100,7 +92,7 @@ def test_without_an_estimate_all_are_alike(real: Traffic, brains: Brains) -> Non
 
 def test_a_readout_that_has_not_proven_itself_orders_nothing(real: Traffic, brains: Brains) -> None:
     brain = brains(real, learn=LearnSettings(warmup=32))
-    few = head(real, 120)
+    few = real.head(120)
     stream(brain, few)
     assert brain.metrics.get("predictions", "state") > 50
     for i in (130, 131):
@@ -144,7 +136,7 @@ def test_a_benchmark_with_forced_lengths_stays_in_shadow(real: Traffic, brains: 
 
 def test_four_answers_of_one_prompt_are_four_requests(real: Traffic, brains: Brains) -> None:
     brain = brains(real, learn=LearnSettings(warmup=2, batch=1), mode="armed")
-    stream(brain, head(real, 40))
+    stream(brain, real.head(40))
     before = brain.metrics.get("labels", "exact") + brain.metrics.get("labels", "censored")
     names = [f"{i}_parent" for i in range(4)]
     for name in names:
@@ -169,7 +161,7 @@ def test_four_answers_of_one_prompt_are_four_requests(real: Traffic, brains: Bra
 
 def test_new_weights_renew_each_live_request_once(real: Traffic, brains: Brains) -> None:
     brain = brains(real, mode="armed", order="countdown", learn=LearnSettings(warmup=16, batch=8))
-    stream(brain, head(real, 64))
+    stream(brain, real.head(64))
     live = range(100, 110)
     for i in live:
         brain.arrived(f"r{i}", [i], 1024, 0, False)
@@ -194,7 +186,7 @@ def test_new_weights_renew_each_live_request_once(real: Traffic, brains: Brains)
 
 def test_the_row_is_copied(real: Traffic, brains: Brains) -> None:
     brain = brains(real, mode="armed", learn=LearnSettings(warmup=16))
-    stream(brain, head(real, 64))
+    stream(brain, real.head(64))
     buffer = real.state[70].copy()
     brain.arrived("a", [70], 1024, 0, False)
     brain.state("a", buffer)
@@ -207,47 +199,6 @@ def test_the_row_is_copied(real: Traffic, brains: Brains) -> None:
     brain.settle()
     assert brain.fault is None
     assert brain.metrics.get("refused_rows", "state") == 0
-
-
-def test_rows_that_cannot_be_used_are_refused_counted_and_told_once(
-    real: Traffic, brains: Brains, caplog: pytest.LogCaptureFixture
-) -> None:
-    brain = brains(real, mode="armed", learn=LearnSettings(warmup=16))
-    stream(brain, head(real, 64))
-    caplog.clear()
-    updates = brain.metrics.get("updates", "state")
-    bad = [np.full(576, np.nan), np.full(575, 1.0), np.full(576, np.inf)]
-    for i, row in enumerate(bad):
-        brain.arrived(f"bad{i}", [100 + i], 1024, 0, False)
-        by_prompt = brain.remaining_key(f"bad{i}", 0)
-        brain.state(f"bad{i}", row.astype(np.float32))
-        assert brain.remaining_key(f"bad{i}", 0) == by_prompt
-        brain.finished(f"bad{i}", "stop", 50)
-    brain.settle()
-    assert brain.metrics.get("refused_rows", "state") == 3
-    assert brain.metrics.get("updates", "state") == updates
-    assert brain.metrics.get("updates", "prompt") > updates
-    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert len(told) == 1
-    assert "NaN" in told[0] or "nan" in told[0]
-    # Whoever comes next is served as ever.
-    brain.arrived("good", [110], 1024, 0, False)
-    brain.state("good", real.state[110])
-    assert math.isfinite(brain.remaining_key("good", 0))
-
-
-def test_a_token_that_the_table_lacks_is_told(brains: Brains, caplog: pytest.LogCaptureFixture) -> None:
-    table = PromptFeatures(np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32), dim=4)
-    brain = OnlineBrain(BrainSettings("m", metrics_dir=brains.directory), table)
-    brains.made.append(brain)
-    brain.arrived("a", [1, 2, 49], 64, 0, False)
-    brain.arrived("b", [1, 50], 64, 0, False)
-    brain.arrived("c", [-1], 64, 0, False)
-    brain.arrived("d", [], 64, 0, False)
-    brain.settle()
-    assert brain.metrics.get("refused_rows", "prompt") == 2
-    assert math.isfinite(brain.remaining_key("b", 3))
-    assert sum("prompt features" in r.getMessage() for r in caplog.records) == 1
 
 
 def test_a_long_prompt_is_pooled_aside_and_the_scheduler_told(brains: Brains) -> None:
@@ -281,26 +232,9 @@ def test_without_a_table_the_length_of_the_prompt_predicts(brains: Brains) -> No
     assert brain.metrics.get("captures_missed") == 0
 
 
-def test_a_fault_of_the_brains_thread_disarms_and_shows_it(
-    real: Traffic, brains: Brains, caplog: pytest.LogCaptureFixture
-) -> None:
-    brain = brains(real, mode="armed")
-    stream(brain, head(real, 4))
-    assert brain.metrics.get("armed_readout", "state") == 1
-    # Not a number of tokens: the label of a request that a later vLLM counts otherwise.
-    brain.arrived("odd", [5], 60, 0, False)
-    with caplog.at_level(logging.ERROR, "vllm.leap_rs"):
-        brain.finished("odd", "stop", "many")  # type: ignore[arg-type]
-        brain.settle()
-    assert brain.fault is not None
-    assert not brain.armed
-    assert brain.metrics.get("armed_readout", "state") == brain.metrics.get("armed_readout", "prompt") == 0
-    assert "learning has stopped" in caplog.text
-
-
 def test_captures_are_missed_by_labels_alone(real: Traffic, brains: Brains, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by what is no label, nor by a row that came and was of no use, nor by one that was thrown away."""
-    brain = brains(head(real, 40), learn=LearnSettings(warmup=16))
+    brain = brains(real.head(40), learn=LearnSettings(warmup=16))
     rows = {"with": real.state[0], "nan": np.full(576, np.nan), "wide": np.ones(577)}
     # Name, whether lengths are forced, reason: labels are the exact and the censored ones that are not forced.
     ends = [
@@ -325,81 +259,6 @@ def test_captures_are_missed_by_labels_alone(real: Traffic, brains: Brains, monk
     brain.settle()
     assert brain.metrics.get("captures_missed") == 2
     assert brain.metrics.get("dropped_labels", "state") == 1
-
-
-def test_the_scheduler_waits_for_nobody(real: Traffic, brains: Brains) -> None:
-    """Every call comes back while the brain's own thread stands still and the learners' queues are full."""
-    brain = brains(real, mode="armed", learn=LearnSettings(warmup=16))
-    stream(brain, head(real, 64))
-    held, standing = threading.Event(), threading.Event()
-
-    def stand(_: object) -> None:
-        standing.set()
-        held.wait()
-
-    brain._learn, learn = (lambda *_: stand(None)), brain._learn  # type: ignore[method-assign, assignment]
-    brain.arrived("a", [70], 1024, 0, False)
-    brain.finished("a", "stop", 5)
-    assert standing.wait(60)
-    for i in range(100, 200):
-        brain.arrived(f"r{i}", [i], 1024, 0, False)
-        brain.state(f"r{i}", real.state[i])
-        assert math.isfinite(brain.remaining_key(f"r{i}", 3))
-        brain.finished(f"r{i}", "stop", 5)
-    assert brain.armed
-    labels = brain.metrics.get("labels", "exact")
-    brain._learn = learn  # type: ignore[method-assign]
-    held.set()
-    brain.settle()
-    assert brain.metrics.get("labels", "exact") == labels + 100
-
-
-def test_a_full_queue_drops_the_label_and_goes_on() -> None:
-    online = OnlineReadout.from_zero(4, max_tokens=64, warmup=2)
-    learner = Learner(online, capacity=1)
-    rows = np.random.default_rng(0).normal(size=(5000, 4)).astype(np.float32)
-    taken = sum(learner.observe(row, [5]) for row in rows)
-    learner.flush()
-    assert taken + learner.dropped == 5000
-
-
-def test_memory_stays_bounded_where_learning_stands_still(
-    real: Traffic, brains: Brains, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("leap_rs.vllm.online.MOST_WAITING", 10)
-    brain = brains(real)
-    held = threading.Event()
-    brain._turn, turn = (lambda **_: held.wait() and None), brain._turn  # type: ignore[method-assign, assignment, func-returns-value]
-    for i in range(30):
-        brain.arrived(f"r{i}", [i], 1024, 0, False)
-        brain.state(f"r{i}", real.state[i])
-        brain.finished(f"r{i}", "stop", 5)
-    assert sum(bool(live.known) for live, _, _ in brain._done) == 10
-    brain._turn = turn  # type: ignore[method-assign]
-    held.set()
-    brain.settle()
-    assert brain.metrics.get("labels", "exact") == 30
-    assert brain.metrics.get("dropped_labels", "state") == 20
-
-
-def test_a_fault_in_learning_disarms_and_serves_on(
-    real: Traffic, brains: Brains, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    brain = brains(real, mode="armed")
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("out of luck")
-
-    monkeypatch.setattr(brain, "_learn", broken)
-    brain.arrived("a", [0], 64, 0, False)
-    brain.finished("a", "stop", 5)
-    brain.settle()
-    assert brain.fault == "RuntimeError: out of luck"
-    assert not brain.armed
-    assert "first come first served" in caplog.text
-    brain.arrived("b", [1], 64, 0, False)
-    assert math.isfinite(brain.remaining_key("b", 0))
-    brain.finished("b", "stop", 5)
 
 
 def test_it_is_what_the_scheduler_asks_for(brains: Brains) -> None:

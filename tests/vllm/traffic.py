@@ -27,6 +27,10 @@ class Traffic:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def head(self, n: int) -> Traffic:
+        """The first `n` of them."""
+        return Traffic(self.state[:n], self.prompt[:n], self.tokens[:n], self.stopped[:n])
+
     def reason(self, i: int) -> Any:
         return "stop" if self.stopped[i] else "length"
 

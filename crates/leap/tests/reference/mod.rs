@@ -1,12 +1,14 @@
 //! A second engine model, written from its specification alone and as plainly as possible: one step at a time, plain
 //! lists, every choice made anew by looking at everybody. It is what the replayer's results are held against.
 
+mod cost;
 mod memory;
 mod order;
 mod pool;
 
+use cost::seconds;
 use leap::remaining::next_level;
-use leap::replay::{CostModel, EngineConfig, Options, PolicySpec, Readouts, Rule, RunInput, Trace};
+use leap::replay::{EngineConfig, Options, PolicySpec, Readouts, Rule, RunInput, Trace};
 use pool::Pool;
 
 /// One request, and all that happens to it.
@@ -94,22 +96,6 @@ pub struct Reference<'a> {
     pub promotions: u64,
     pub preemptions: u64,
     pub waited_s: f64,
-}
-
-/// Seconds of a step, by the published formula.
-fn seconds(cost: &CostModel, decoding: &[u32], chunks: &[(u32, u32)]) -> f64 {
-    let b = decoding.len() as f64;
-    let k: f64 = decoding.iter().map(|&stored| f64::from(stored) + 1.0).sum();
-    let p: f64 = chunks.iter().map(|&(chunk, _)| f64::from(chunk)).sum();
-    let q: f64 =
-        chunks.iter().map(|&(chunk, before)| f64::from(chunk) * (f64::from(before) + f64::from(chunk) / 2.0)).sum();
-    let mixed = if p > 0.0 { cost.per_kv_token_with_prefill_s * k } else { 0.0 };
-    cost.step_s
-        + cost.per_decode_seq_s * b
-        + cost.per_kv_token_s * k
-        + mixed
-        + cost.per_token_over_free_s * f64::max(0.0, b + p - cost.free_tokens)
-        + cost.per_prefill_pair_s * q
 }
 
 impl<'a> Reference<'a> {

@@ -116,6 +116,7 @@ class _Levers:
             self.leap_queues = (self.waiting,)
             if self._leap_engine.skipped_queue:
                 self.skipped_waiting: Any = WaitingQueue(self.leap, self.leap_options, holders_first=True)
+                self.waiting.beside, self.skipped_waiting.beside = (self.skipped_waiting,), self.leap_queues
                 self.leap_queues += (self.skipped_waiting,)
         # An engine that goes on from a saved state may be armed before its first request.
         self._leap_follow(self.leap.armed)

@@ -45,6 +45,8 @@ class WaitingQueue:
         self._to_rescore: deque[int] = deque()
         self._now = 0.0
         self.armed = False
+        # The other queue of vLLM, where it has two: who is first by key may wait there.
+        self.beside: tuple[WaitingQueue, ...] = ()
         # Taken out in this step before who was first by key. Whether they were admitted or put back, vLLM knows.
         self.promoted: list[Any] = []
 
@@ -80,7 +82,8 @@ class WaitingQueue:
         if not self.armed:
             return self._fcfs.popleft()
         number = self._first()
-        early = number != self._by_key.peek()
+        place = self._key(self._entries[number]), number
+        early = any(first < place for queue in (self, *self.beside) if (first := queue._first_by_key()) is not None)
         request = self._take(number)
         if early:
             self.promoted.append(request)
@@ -171,6 +174,12 @@ class WaitingQueue:
             if entry is not None:
                 entry.rank = self._rank(entry.request)
                 self._by_key.rekey(number, entry.rank.remaining, memory_tokens=entry.rank.memory_tokens)
+
+    def _first_by_key(self) -> tuple[float, int] | None:
+        if not self._entries:
+            return None
+        number = self._by_key.peek()
+        return self._key(self._entries[number]), number
 
     def _key(self, entry: _Entry) -> float:
         return entry.rank.key(self._options.aging_rate, self._options.memory_weight)

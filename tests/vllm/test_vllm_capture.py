@@ -96,12 +96,11 @@ def runs(smollm: Path, tokens: list[list[int]], engines: Callable[..., dict[str,
                 "default layer": {**plain, "leap": {}},
             },
         ),
-        **engines(smollm, {"processes": plain}, processes=True),
         **engines(smollm, {"asynchronous processes": late}, processes=True),
     }
 
 
-SETTINGS = ("eager", "asynchronous", "processes", "asynchronous processes", "compiled", "compiled asynchronous")
+SETTINGS = ("eager", "asynchronous", "asynchronous processes", "compiled", "compiled asynchronous")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -138,7 +137,7 @@ def test_prompt_features_are_numpys_on_the_same_embedding(
 ) -> None:
     project = projection(states["embedding"].shape[1], 256, seed=0)
     for prompt in tokens:
-        (entry,) = runs["processes"].rows[tuple(prompt)]
+        (entry,) = runs["asynchronous processes"].rows[tuple(prompt)]
         mean, n = states["embedding"][prompt].astype(np.float64).mean(0), len(prompt)
         expected = np.concatenate([mean @ project, [np.sqrt(n), np.log1p(n), n]])
         np.testing.assert_allclose(entry["pooled"], expected, atol=2e-3)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,7 +189,8 @@ def _computed(environment: dict[str, str], directory: Path, what: str, model: Pa
 
 @pytest.fixture(scope="session")
 def engines(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Run]]:
-    """Runs engines of vLLM one after the other in one process and returns what came out of each.
+    """Runs engines of vLLM and returns what came out of each: those of a part one after the other in one process, the parts
+    beside each other.
 
     An engine is a mapping: `batches` of prompts, `asynchronous`, `stock` (vLLM's own scheduler), `armed` (the plugin's; else
     one that writes rows down), `leap` (options of the plugin), `whole` (the compiled model is kept whole, as is vLLM's
@@ -196,7 +198,7 @@ def engines(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
     into starting Python with vLLM.
     """
 
-    def run(path: Path, engines: dict[str, dict[str, Any]], *, processes: bool = False) -> dict[str, Run]:
+    def part(path: Path, engines: dict[str, dict[str, Any]], processes: bool) -> dict[str, Run]:
         out = tmp_path_factory.mktemp("engines")
         entries = []
         for number, engine in enumerate(engines.values()):
@@ -213,11 +215,15 @@ def engines(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
             entries.append({"engine": {**options, **given}, **entry})
         (out / "engines.json").write_text(json.dumps(entries))
         variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if processes else "0"}
-        with engine_lock():
-            made = _python({**environment, **variables}, HERE / "vllm_run.py", out / "engines.json", out)
+        made = _python({**environment, **variables}, HERE / "vllm_run.py", out / "engines.json", out)
         log = made.stdout + made.stderr
         assert made.returncode == 0, log[-6000:]
         return {name: _run(out / str(number), log) for number, name in enumerate(engines)}
+
+    def run(path: Path, *parts: dict[str, dict[str, Any]], processes: bool = False) -> dict[str, Run]:
+        with engine_lock(), ThreadPoolExecutor(len(parts)) as threads:
+            made = list(threads.map(lambda engines: part(path, engines, processes), parts))
+        return {name: run for runs in made for name, run in runs.items()}
 
     return run
 

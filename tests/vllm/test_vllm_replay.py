@@ -1,5 +1,5 @@
 """The replayer against vLLM's real scheduler and KV-cache manager, step for step: who is scheduled, with how many tokens,
-and who is preempted. LEAP_SCENARIOS=100 draws more random settings than the usual 12.
+and who is preempted. LEAP_SETTINGS=500 draws more random settings than the usual 12.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_no_step_differs(setting: str, levers: list[str] | None, asynchronous: b
 
 
 # With equal keys, and with tokens under way for who is preempted: rare enough to be missed by a few random settings.
-@pytest.mark.parametrize("seed", sorted({*range(int(os.environ.get("LEAP_SCENARIOS", "12"))), 50, 211, 306}))
+@pytest.mark.parametrize("seed", sorted({*range(int(os.environ.get("LEAP_SETTINGS", "12"))), 50, 211, 306}))
 def test_no_step_of_a_random_setting_differs(seed: int) -> None:
     agree(draw_case(seed, 120), 100)
 

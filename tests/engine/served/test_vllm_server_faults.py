@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from vllm_server import Server, at, served, together
 
 from leap_rs import Readout
 
-pytest.importorskip("vllm.version")
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 # Rows from which a readout that starts from zero takes mean and scale, before it learns.
@@ -64,9 +62,7 @@ def full(disk: Path) -> bool:
 @pytest.fixture(scope="module")
 def server(
     environment: dict[str, str],
-    expected: list[str],  # noqa: ARG001 - computed before the machine is kept from others
-    model: Callable[[str], Path],
-    lock: Callable[[], AbstractContextManager[None]],
+    smollm: Path,
     directory: Path,
     disk: Path,
     full: bool,
@@ -90,8 +86,7 @@ def server(
         "state_dir": str(disk / "state"),
         "state_every": 1,
     }
-    path = model("real")
-    with lock(), served(variables, path, directory, leap, within=within) as running:
+    with served(variables, smollm, directory, leap, within=within) as running:
         yield running
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import polars as pl
 import pytest
 from commands import Run, runner, strict_json
-from conftest import engine_lock
 
 from leap_rs import read_trace
 from leap_rs.fit.command import main as fit
@@ -52,11 +51,6 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def smollm(model: Callable[[str], Path]) -> Path:
-    return model("real")
-
-
-@pytest.fixture(scope="module")
 def recorded(smollm: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     directory = tmp_path_factory.mktemp("record")
     prompts, out, parts = directory / "prompts.jsonl", directory / "trace.parquet", directory / "trace.parquet.parts"
@@ -66,32 +60,35 @@ def recorded(smollm: Path, environment: dict[str, str], tmp_path_factory: pytest
 
     def words(to: Path, seed: int = 0) -> list[str]:
         return [
-            sys.executable, "-c", "from leap_rs.record.command import main; main()", str(smollm), str(prompts),
+            str(smollm), str(prompts),
             "--out", str(to), "--max-tokens", str(MAX_TOKENS), "--max-model-len", str(MAX_MODEL_LEN), "--layer", str(LAYER),
             "--dtype", "float32", "--max-num-seqs", "8", "--engine-args", ENGINE,
             "--save-every", str(SAVE_EVERY), "--seed", str(seed), "--json",
         ]  # fmt: skip
 
-    def finished(to: Path, seed: int = 0) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(words(to, seed), env=environment, capture_output=True, text=True, check=False)
+    def command(to: Path, seed: int = 0) -> list[str]:
+        return [sys.executable, "-c", "from leap_rs.record.command import main; main()", *words(to, seed)]
 
-    with engine_lock():
-        with (directory / "log").open("w") as log:
-            killed = subprocess.Popen(words(out), env=environment, stdout=log, stderr=log)
-            while killed.poll() is None and not list(parts.glob("*/part-*.parquet")):
-                time.sleep(0.02)
-            killed.send_signal(signal.SIGKILL)
-            killed.wait()
-        assert not out.exists(), (directory / "log").read_text()[-4000:]
-        there = read_trace(parts).height
-        refused = finished(out, seed=1)
-        resumed = finished(out)
-        assert resumed.returncode == 0, resumed.stderr[-4000:]
-        whole = finished(directory / "whole.parquet")
-        assert whole.returncode == 0, whole.stderr[-4000:]
-    return Recorded(
-        there, refused, strict_json(resumed.stdout), resumed.stderr, parts.exists(), out, directory / "whole.parquet"
-    )
+    def finished(*commands: list[str]) -> subprocess.CompletedProcess[str]:
+        """Commands in one process, since most of their time goes into starting Python with vLLM."""
+        code = "import json, sys; from leap_rs.record.command import app\n"
+        code += "for words in json.loads(sys.argv[1]):\n    if status := app(args=words, standalone_mode=False): sys.exit(status)"
+        words = [sys.executable, "-c", code, json.dumps(commands)]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+    with (directory / "log").open("w") as log:
+        killed = subprocess.Popen(command(out), env=environment, stdout=log, stderr=log)
+        while killed.poll() is None and not list(parts.glob("*/part-*.parquet")):
+            time.sleep(0.02)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    assert not out.exists(), (directory / "log").read_text()[-4000:]
+    there = read_trace(parts).height
+    refused = subprocess.run(command(out, seed=1), env=environment, capture_output=True, text=True, check=False)
+    both = finished(words(out), words(directory / "whole.parquet"))
+    assert both.returncode == 0, both.stderr[-4000:]
+    resumed, _ = both.stdout.splitlines()
+    return Recorded(there, refused, strict_json(resumed), both.stderr, parts.exists(), out, directory / "whole.parquet")
 
 
 def test_other_options_are_refused_with_the_difference(recorded: Recorded) -> None:

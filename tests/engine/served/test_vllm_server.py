@@ -1,25 +1,28 @@
-"""The API server with the plugin armed and fewer decode slots than residents: answers, vLLM's own client, metrics."""
+"""Two API processes before one engine with the plugin armed and fewer decode slots than residents: answers, vLLM's own
+client, metrics that are the same in every scrape, and lengths that teach nothing.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+import threading
+import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from server_prompts import ANSWER, PROMPTS, QUESTIONS, check_every_metric
-from vllm_server import Samples, Server, at, bench, served, together
+from vllm_server import DEADLINE_S, Samples, Server, at, bench, same, served, together
 
 from leap_rs import OnlineReadout
 
-pytest.importorskip("vllm.version")
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SLOTS, SEATS, BATCH = 3, 8, 4
+REQUESTS, SCRAPES, FORCED = 100, 20, 100
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -39,9 +42,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(
     environment: dict[str, str],
-    expected: list[str],  # noqa: ARG001 - computed before the machine is kept from others
-    model: Callable[[str], Path],
-    lock: Callable[[], AbstractContextManager[None]],
+    smollm: Path,
     traces: Path,
     directory: Path,
 ) -> Iterator[Server]:
@@ -54,8 +55,7 @@ def server(
         "state_dir": str(directory / "state"),
         "state_every": 100_000,
     }
-    path = model("real")
-    with lock(), served(environment, path, directory, leap) as running:
+    with served(environment, smollm, directory, leap, "--api-server-count", "2") as running:
         yield running
 
 
@@ -77,7 +77,7 @@ def test_the_benchmark_client(server: Server, environment: dict[str, str], tmp_p
             "conversations": [
                 {"from": "human", "value": prompt},
                 # Their lengths are the limits of the answers.
-                {"from": "gpt", "value": " word" * (8 + 7 * i % 56)},
+                {"from": "gpt", "value": " word" * (5 + 3 * i % 24)},
             ]
         }
         for i, prompt in enumerate(PROMPTS)
@@ -118,6 +118,77 @@ def test_the_benchmark_client(server: Server, environment: dict[str, str], tmp_p
     assert at(samples, "leap:blocked_requests") == 0
     assert at(samples, "leap:wait_cap_promotions_total") == 0
     assert at(samples, "leap:evictions_total") == 0
+
+
+def shares_of(server: Server) -> list[float]:
+    """How many requests each API process has answered, from the files in which vLLM adds them up."""
+    from prometheus_client.mmap_dict import MmapedDict
+
+    files = server.out.parent.rglob("counter_*.db")
+    read = [MmapedDict.read_all_values_from_file(str(path)) for path in files]
+    shares = [sum(value for key, value, *_ in values if "vllm:request_success" in key) for values in read]
+    return [share for share in shares if share]
+
+
+def counters(samples: Samples) -> Samples:
+    return {key: value for key, value in samples.items() if key[0].endswith(("_total", "_bucket", "_count", "_sum"))}
+
+
+def test_every_scrape_shows_the_same(server: Server) -> None:
+    """Two processes that each knew a part would never agree."""
+    earlier = server.metrics()
+    scrapes: list[Samples] = []
+    done = threading.Event()
+
+    def scrape() -> None:
+        while not done.is_set() or len(scrapes) < SCRAPES:
+            scrapes.append(counters(server.metrics()))
+
+    scraper = threading.Thread(target=scrape)
+    scraper.start()
+    try:
+        prompts = [PROMPTS[i % len(PROMPTS)] for i in range(REQUESTS)]
+        together([partial(server.text, prompt, 4 + i % 8) for i, prompt in enumerate(prompts)])
+    finally:
+        done.set()
+        scraper.join()
+    served = sum(labels(earlier).values()) + REQUESTS
+    for readout in ("prompt", "state"):
+        server.wait("leap:updates_total", served // BATCH, readout=readout)
+    # The engine may still renew predictions.
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        final, *others = [server.metrics() for _ in range(SCRAPES)]
+        if all(same(other, final) for other in others):
+            break
+        assert time.monotonic() < deadline, (final, others)
+    for before, after in zip(scrapes, [*scrapes[1:], counters(final)], strict=True):
+        assert before.keys() == after.keys()
+        assert all(after[key] >= value for key, value in before.items())
+    check_every_metric(final)
+    assert sum(labels(final).values()) == served
+    assert at(final, "leap:predictions_total", readout="state") == served
+    # Else this would show nothing.
+    shares = shares_of(server)
+    assert sum(shares) == sum(finished(server).values()) >= served
+    assert len(shares) == 2
+
+
+def test_forced_lengths_teach_nothing(server: Server, environment: dict[str, str], tmp_path: Path) -> None:
+    before = server.metrics()
+    options = ["--backend", "openai", "--dataset-name", "random", "--num-prompts", str(FORCED)]
+    result = bench(server, environment, tmp_path, *options, "--random-input-len", "12", "--random-output-len", "3")
+    assert (result["completed"], result["failed"]) == (FORCED, 0)
+    assert set(result["output_lens"]) == {3}
+    after = server.wait("leap:labels_total", FORCED, kind="forced")
+    check_every_metric(after)
+    assert {**labels(after), "forced": 0} == labels(before)
+    for readout in ("prompt", "state"):
+        for name in ("updates_total", "rank_correlation", "predictions_total", "absolute_error_tokens_count"):
+            assert at(after, f"leap:{name}", readout=readout) == at(before, f"leap:{name}", readout=readout)
+        assert at(after, "leap:armed_readout", readout=readout) == 1
+    assert at(after, "leap:output_tokens_count") == at(before, "leap:output_tokens_count")
+    assert at(after, "leap:mode", mode="armed") == 1
 
 
 def structured(server: Server, question: str) -> dict[str, Any]:
@@ -164,7 +235,7 @@ def test_answers_of_every_kind_at_once(server: Server, expected: list[str]) -> N
     assert labels(samples) == {
         "exact": labels(before)["exact"] + now["stop"] - theirs["stop"],
         "censored": labels(before)["censored"] + now["length"] - theirs["length"],
-        "forced": 0,
+        "forced": FORCED,
         "aborted": 1,
         "failed": 0,
     }

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import heapq
 import json
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from engine_requests import LAYER
 from prompt_reference import projection
 from scipy.stats import spearmanr
+from shared_engines import Configuration, Engines
+from vllm_engine import Engine
 
 from leap_rs import OnlineReadout
 
-sys.path.append(str(Path(__file__).parents[2] / "benches"))
-from vllm_engine import Engine
-
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 READOUTS = ("prompt", "state")
 KINDS = ("exact", "censored", "forced", "aborted", "failed")
@@ -34,7 +32,7 @@ ALLOWED = range(1000, 1512)
 WORDS = {"short": (1000, 2), "long": (20_000, 16)}
 CAP = 12
 NATURAL, FORCED, BATCH = 384, 16, 8
-OPTIONS = {"max_model_len": 96, "max_num_seqs": 32, "max_num_batched_tokens": 256, "seed": 0}
+MAX_MODEL_LEN = 96
 
 
 def prompt(kind: str, rng: np.random.Generator) -> list[int]:
@@ -67,21 +65,6 @@ def forced(lengths: Sequence[int], seed: int) -> list[dict[str, Any]]:
         }
         for length in lengths
     ]
-
-
-Process = Callable[[], AbstractContextManager[Engine]]
-
-
-@pytest.fixture(scope="module")
-def process(environment: dict[str, str], lock: Callable[[], AbstractContextManager[None]]) -> Process:
-    """A process for engines; others of this machine wait until it has ended."""
-
-    @contextmanager
-    def process() -> Iterator[Engine]:
-        with lock(), Engine(environment) as engine:
-            yield engine
-
-    return process
 
 
 @dataclass(frozen=True)
@@ -131,29 +114,29 @@ class Life:
 
 
 @pytest.fixture(scope="module")
-def life(model: Callable[[str], Path], process: Process, tmp_path_factory: pytest.TempPathFactory) -> Life:
-    path, state_dir = model("real"), tmp_path_factory.mktemp("live") / "state"
-    options = {"leap": {"state_dir": str(state_dir), "state_every": 2}, **OPTIONS}
-    with process() as engine:
-        engine.open(path, **options)
-        requests = natural(NATURAL, 0) + forced([5] * FORCED, 1)
-        done = engine.run(requests, 48)
-        engine.wait_for(lambda now: set(updates(now).values()) == {NATURAL // BATCH})
-        learned = look(engine)
-        engine.close()
+def life(engines: Engines, configurations: dict[str, Configuration], tmp_path_factory: pytest.TempPathFactory) -> Life:
+    state_dir = tmp_path_factory.mktemp("live") / "state"
     directory = state_dir / "engine-0"
+    leap = {"state_dir": str(state_dir), "state_every": 2, "layer": LAYER}
+
+    def started() -> Engine:
+        return engines.scheduled(configurations["eager"], "leap", leap, max_model_len=MAX_MODEL_LEN)
+
+    engine = started()
+    done = engine.run(natural(NATURAL, 0) + forced([5] * FORCED, 1), 48)
+    engine.wait_for(lambda now: set(updates(now).values()) == {NATURAL // BATCH})
+    learned = look(engine)
+    # In its place comes one that knows nothing but what this one saves at its end.
+    engine = started()
     judges = json.loads((directory / "state.json").read_text())["extra"]["judges"]
     judged = {name: np.array(judge["seen"], dtype=float).T for name, judge in judges.items()}
-    with process() as engine:
-        engine.open(path, **options)
-        resumed = look(engine)
-        killed = run_past_a_save(engine, natural(NATURAL, 2))
-        engine.kill()
+    resumed = look(engine)
+    killed = run_past_a_save(engine, natural(NATURAL, 2))
+    engine.kill()
+    engines.end()
     files = json.loads((directory / "state.json").read_text())["files"]
     saved = {name: OnlineReadout.load(directory / file["name"]) for name, file in files.items()}
-    with process() as engine:
-        engine.open(path, **options)
-        after_kill = look(engine)
+    after_kill = look(started())
     reasons = Counter((request["number"] < NATURAL, request["reason"]) for request in done)
     return Life(reasons, learned, judged, resumed, killed, saved, after_kill)
 
@@ -215,22 +198,20 @@ def test_killed_it_starts_again_with_the_last_saved_state(life: Life, model: Cal
 
 SEATS, SLOTS, RESIDENTS = 4, 4, 24
 LENGTHS = np.random.default_rng(3).permutation(np.arange(2, 2 + RESIDENTS)).tolist()
-ORDERS: dict[str, tuple[dict[str, Any] | None, int]] = {
-    "stock": (None, SEATS),
-    "queue": ({"mode": "armed", "levers": ["queue"], "aging_rate": 0.0}, SEATS),
-    "slots": ({"mode": "armed", "levers": ["slots"], "aging_rate": 0.0, "decode_slots": SLOTS}, RESIDENTS),
+# Whose scheduler it is, options of the plugin, and seats.
+ORDERS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "stock": ("stock", {}, SEATS),
+    "queue": ("leap", {"mode": "armed", "levers": ["queue"], "aging_rate": 0.0}, SEATS),
+    "slots": ("leap", {"mode": "armed", "levers": ["slots"], "aging_rate": 0.0, "decode_slots": SLOTS}, RESIDENTS),
 }
 
 
 @pytest.fixture(scope="module")
-def orders(model: Callable[[str], Path], process: Process) -> dict[str, list[dict[str, Any]]]:
-    done = {}
-    with process() as engine:
-        for name, (leap, seats) in ORDERS.items():
-            engine.open(model("real"), leap=leap, **{**OPTIONS, "max_num_seqs": seats})
-            done[name] = engine.run(forced(LENGTHS, 4))
-            engine.shut()
-    return done
+def orders(engines: Engines, configurations: dict[str, Configuration]) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: engines.run(configurations["eager"], kind, forced(LENGTHS, 4), leap=leap, max_num_seqs=seats).requests
+        for name, (kind, leap, seats) in ORDERS.items()
+    }
 
 
 def seated(work: Sequence[int], order: Sequence[int], seats: int) -> dict[int, tuple[int, int]]:

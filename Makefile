@@ -29,6 +29,9 @@ SETUP_VLLM := .venv-vllm/.setup
 PLUGIN := .venv-vllm/.plugin
 EXTENSION := python/leap_rs/_leap.abi3.so
 WHEEL := dist/.built
+# Where targets run beside each other, a recipe that is no make of its own gets flags of a job server that it cannot reach.
+CARGO := env -u MAKEFLAGS cargo
+MATURIN := env -u MAKEFLAGS maturin
 # For a wheel maturin repairs cargo's own file in place, and can then neither repair nor install it: after a wheel cargo has
 # to link it anew.
 UNLINK := rm -f target/maturin/*.so target/release/lib_leap.so target/release/deps/lib_leap.so
@@ -57,7 +60,7 @@ $(SETUP): pyproject.toml scripts/install-python.sh | system
 setup: system $(SETUP) ## system packages and the virtual environment .venv with the development tools
 
 $(EXTENSION): $(SETUP) $(RUST)
-	maturin develop --release --locked
+	$(MATURIN) develop --release --locked
 	touch $@
 
 .PHONY: develop
@@ -74,11 +77,11 @@ replay: develop $(READOUT) ## replay the committed trace under every policy (TRA
 # Rust's own tests take seconds; what takes time is to build them.
 .PHONY: test-rust
 test-rust: setup
-	cargo test --locked -p leap $(CARGO_TEST)
+	$(CARGO) test --locked -p leap $(CARGO_TEST)
 
 .PHONY: test-python
 test-python: develop browser
-	pytest -n $(WORKERS) --dist loadfile --ignore tests/vllm --ignore tests/engine $(PYTEST_ARGS)
+	pytest -n $(WORKERS) --dist loadfile --ignore tests/engine $(PYTEST_ARGS)
 
 .PHONY: test-plugin
 test-plugin: $(PLUGIN)
@@ -95,11 +98,11 @@ test-server: $(PLUGIN)
 # Engines want a core each: they take turns on one, and all that is built and tested beside them on the other.
 .PHONY: test
 test: system browser compiler ## all tests: MINUTES once everything is built, CLONE in a fresh clone
-	@$(MAKE) --no-print-directory -j2 --output-sync=target WORKERS=1 test-engine test-rust test-python test-server test-plugin
+	@$(MAKE) --no-print-directory -j2 --output-sync=target WORKERS=0 test-engine test-rust test-python test-server test-plugin
 
 .PHONY: test-quick
 test-quick: develop ## for the loop of a change: what needs no engine and no browser, in 2 minutes
-	cargo test --locked -q -p leap $(CARGO_TEST)
+	$(CARGO) test --locked -q -p leap $(CARGO_TEST)
 	pytest -q -n $(WORKERS) --dist loadfile --ignore tests/engine -m 'not slow and not vllm' $(PYTEST_ARGS)
 
 .PHONY: test-vllm
@@ -121,7 +124,7 @@ $(SETUP_VLLM): pyproject.toml scripts/install-vllm.sh | compiler
 
 # Both environments share the extension module; here the package is installed too, so that vLLM finds its entry points.
 $(PLUGIN): $(SETUP_VLLM) | $(EXTENSION)
-	VIRTUAL_ENV='$(VENV_VLLM)' maturin develop --release --locked
+	VIRTUAL_ENV='$(VENV_VLLM)' $(MATURIN) develop --release --locked
 	touch $@
 
 .PHONY: test-lowest
@@ -130,9 +133,9 @@ test-lowest: $(WHEEL) ## the quick Python tests against the lowest versions of t
 
 .PHONY: lint
 lint: setup ## rustfmt, clippy, rustdoc, ruff, mypy, and the stub against the module
-	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps -p leap
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --no-deps -p leap
 	ruff check
 	ruff format --check
 	mypy
@@ -141,13 +144,13 @@ lint: setup ## rustfmt, clippy, rustdoc, ruff, mypy, and the stub against the mo
 
 .PHONY: format
 format: setup ## rewrite the sources in the house's format
-	cargo fmt --all
+	$(CARGO) fmt --all
 	ruff check --fix
 	ruff format
 
 $(WHEEL): $(SETUP) $(RUST) $(FACE) pyproject.toml README.md LICENSE
 	rm -rf dist
-	trap '$(UNLINK)' EXIT; $(UNLINK); maturin build --release --locked --auditwheel repair --out dist
+	trap '$(UNLINK)' EXIT; $(UNLINK); $(MATURIN) build --release --locked --auditwheel repair --out dist
 	touch $@
 
 .PHONY: wheel
@@ -156,7 +159,7 @@ wheel: system $(WHEEL) ## dist/*.whl: manylinux, abi3, OpenBLAS inside
 # No criterion bench is called ratios-alone; `cargo bench -p leap` prints their absolute times as well.
 .PHONY: bench
 bench: develop ## speeds, each as a ratio to something measured in the same run
-	OPENBLAS_NUM_THREADS=1 cargo bench --locked -q -p leap -- ratios-alone 2> >(grep -v '^Gnuplot' >&2)
+	OPENBLAS_NUM_THREADS=1 $(CARGO) bench --locked -q -p leap -- ratios-alone 2> >(grep -v '^Gnuplot' >&2)
 	OPENBLAS_NUM_THREADS=1 python benches/rls_numpy.py
 
 $(MODEL): | $(SETUP_VLLM)

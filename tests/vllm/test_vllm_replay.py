@@ -28,8 +28,10 @@ from step_logs import (
     draw_scores,
     first_difference,
 )
+from vllm.version import __version__
 
 from leap_rs import Readout
+from leap_rs.vllm.compat import version_of
 
 pytestmark = pytest.mark.vllm
 
@@ -68,6 +70,8 @@ def case_of(setting: str, levers: list[str] | None, *, asynchronous: bool) -> Ca
 
 
 def agree(case: Case, least: int) -> list[Logged]:
+    if case.setup.prefix_caching and (version_of(__version__) or (1, 0)) < (0, 26):
+        pytest.skip("vLLM 0.20 hands freed blocks out in the order in which they were freed, and may cache less")
     engine = by_engine(case)
     assert first_difference(engine, by_replayer(case)) is None
     assert len(engine) >= least

@@ -29,6 +29,9 @@ from shared_engines import Configuration, Engines, Run
 ORDER = ("compiled", "compiled asynchronous", "asynchronous", "asynchronous processes", "eager")
 
 
+STARTED = pytest.StashKey[dict[str, int]]()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         called = getattr(item, "callspec", None)
@@ -38,10 +41,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if (started := config.stash.get(STARTED, None)) is not None:
+        terminalreporter.write_line("shared: {engines} engines opened in {processes} processes".format(**started))
+
+
 @pytest.fixture(scope="session")
-def engines(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def engines(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[Engines]:
     """The engines that tests share."""
     made = Engines(environment, tmp_path_factory.mktemp("engines"))
+    pytestconfig.stash[STARTED] = made.starts
     yield made
     made.end()
 

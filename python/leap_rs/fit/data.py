@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from leap_rs._leap import ConfigError, TraceError
-from leap_rs.trace import Trace, schema
+from leap_rs.trace import Trace, labels, schema
 
 Kind = Literal["state", "prompt"]
 
@@ -99,19 +99,17 @@ def labelled(trace: Trace, column: str, max_tokens: int) -> Labelled:
     """The requests that say something about a length, which `finished` ones do; lengths end at `max_tokens`."""
     frame = finished(trace, column)
     lengths = frame["output_tokens"].to_numpy()
-    limits = frame["max_tokens"].to_numpy() if "max_tokens" in frame.columns else np.full_like(lengths, max_tokens)
-    cut = lengths >= np.minimum(limits, max_tokens)
-    if "finish_reason" in frame.columns:
-        # An answer may end by itself at exactly its limit; a cut one may have met another limit than its own.
-        cut = (frame["finish_reason"] == "length").to_numpy() | (lengths > max_tokens)
+    cut = (frame["finish_reason"] == "length").to_numpy() | (lengths > max_tokens)
     return Labelled(frame[column].to_numpy(), np.minimum(lengths, max_tokens).astype(np.uint32), cut, max_tokens)
 
 
 def finished(trace: Trace, column: str) -> pl.DataFrame:
-    """The rows of requests that neither were aborted nor had a length forced on them: this column and how they ended."""
-    columns = ("output_tokens", "max_tokens", "finish_reason", column)
-    frame = trace.frame.filter(~forced(trace)).select(name for name in columns if name in trace.frame.columns)
-    return frame.filter(pl.col("finish_reason") != "abort") if "finish_reason" in frame.columns else frame
+    """The rows of requests whose lengths say something: this column, how long they are, and how they ended."""
+    columns = trace.frame.columns
+    rows = trace.frame.with_columns(labels.finish_reason(columns).alias("finish_reason")).filter(
+        labels.is_label(columns)
+    )
+    return rows.select(name for name in ("output_tokens", "finish_reason", column) if name in rows.columns)
 
 
 def forced(trace: Trace) -> pl.Series:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from leap_rs.trace.schema import FORCED
+from leap_rs.trace.labels import finish_reason, is_label
 
 FINISH = {"stop": 0, "length": 1, "abort": 2}
 SCORE_PREFIX = "score_"
@@ -40,12 +40,10 @@ def to_columns(frame: pl.DataFrame, *, trace_block: int, engine_block: int) -> t
     for name in ("max_tokens", "prefix_tokens"):
         if name in frame.columns:
             columns[name] = np.ascontiguousarray(frame[name].to_numpy(), dtype=np.uint32)
-    if "finish_reason" in frame.columns:
-        codes = frame["finish_reason"].replace_strict(FINISH, return_dtype=pl.UInt8)
-        if FORCED in frame.columns:
-            # What a client had settled says no more of natural lengths than what it aborted.
-            codes = codes.set(frame[FORCED], FINISH["abort"])
-        columns["finish"] = np.ascontiguousarray(codes.to_numpy())
+    # What a client had settled says no more of natural lengths than what it aborted.
+    ended = pl.when(is_label(frame.columns)).then(finish_reason(frame.columns)).otherwise(pl.lit("abort"))
+    codes = frame.with_columns(ended.replace_strict(FINISH, return_dtype=pl.UInt8).alias("finish"))["finish"]
+    columns["finish"] = np.ascontiguousarray(codes.to_numpy())
     for name in ("features", "prompt_features"):
         if name in frame.columns:
             columns[name] = np.ascontiguousarray(frame[name].to_numpy())

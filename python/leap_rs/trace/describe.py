@@ -10,6 +10,7 @@ import polars as pl
 
 from leap_rs.trace import open_stream, schema
 from leap_rs.trace.convert import left_out_dict
+from leap_rs.trace.labels import finish_reason
 from leap_rs.trace.model import ReadOptions, Stream
 from leap_rs.trace.tally import Arrivals, Lengths, Prefixes, Sessions
 from leap_rs.trace.vllm_bench import VllmBenchReader
@@ -66,7 +67,7 @@ class Description:
             for one in lengths.values():
                 one.see(frame)
         if self.censored is not None:
-            self.censored += int(frame.select(_cut(frame.columns).sum()).item())
+            self.censored += int(frame.select((finish_reason(frame.columns) == "length").sum()).item())
         if self.prefixes is not None:
             self.prefixes.see(frame)
         if self.sessions is not None:
@@ -174,17 +175,6 @@ class Description:
 def describe(path: Path, options: ReadOptions | None = None, *, num_prompts: int = HEAD) -> dict[str, Any]:
     """What the trace holds; `num_prompts` is the head that is compared with the whole."""
     return Description(open_stream(path, options), num_prompts=num_prompts).to_dict()
-
-
-def _cut(columns: list[str]) -> pl.Expr:
-    """Whether the answer ended at its budget, so that its true length is only known to be at least that."""
-    cut = pl.lit(value=False)
-    if "finish_reason" in columns:
-        cut = cut | (pl.col("finish_reason") == "length")
-    if "max_tokens" in columns:
-        stopped = pl.col("finish_reason") == "stop" if "finish_reason" in columns else pl.lit(value=False)
-        cut = cut | ((pl.col("output_tokens") == pl.col("max_tokens")) & ~stopped)
-    return cut
 
 
 def _factor(one: float | None, other: float | None) -> float:

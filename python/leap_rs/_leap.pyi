@@ -294,7 +294,7 @@ class RemainingTable:
         """As the function of that name; for gittins at the greatest level that is at most generated."""
 
     def mean_remaining(self, generated: int) -> float:
-        """Expected remaining tokens, at least 1; for gittins at the same level."""
+        """Expected remaining tokens, at least 1 and at most what cap leaves; for gittins at the same level."""
 
     def next_rekey(self, generated: int) -> int:
         """Tokens generated at which remaining is to be read again; 2**32 - 1 when it never is."""

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("vllm.version")
 
-from fake_setup import Setup
+from fake_setup import Job, Setup
 from step_logs import (
     Case,
     Logged,
@@ -101,32 +101,40 @@ def test_no_step_of_a_random_setting_differs(seed: int) -> None:
     agree(draw_case(seed, 120), 100)
 
 
+def readouts_of(jobs: Sequence[Job], max_tokens: int, directory: Path) -> Read:
+    """Two that read hints of the lengths, the one before prefill a vaguer one."""
+    lengths = np.array([len(job.output) for job in jobs])
+    rng = np.random.default_rng(7)
+
+    def readout(name: str, noise: float) -> tuple[Path, np.ndarray]:
+        hints = np.sqrt(lengths) + rng.normal(0, noise, len(jobs))
+        rows = np.column_stack([hints, rng.normal(size=(len(jobs), 5))]).astype(np.float32)
+        Readout.fit(rows, np.minimum(lengths, max_tokens), max_tokens=max_tokens).save(directory / name)
+        return directory / name, rows
+
+    (prompt, prompt_features), (state, features) = readout("prompt", 3.0), readout("state", 1.0)
+    return Read(prompt, state, prompt_features, features)
+
+
 @pytest.mark.parametrize("order", ["countdown", "gittins"])
 @pytest.mark.parametrize("blocks", [400, 40])
 def test_no_step_differs_where_readouts_order(order: str, blocks: int, tmp_path: Path) -> None:
     """Both readouts, as the plugin uses them with its defaults, but without learning."""
-    rng = random.Random(f"{order} {blocks}")
-    jobs = draw_jobs(rng, 300, rate=11.0)
-    lengths = np.array([len(job.output) for job in jobs])
-    random_rows = np.random.default_rng(7)
-
-    def readout(name: str, noise: float) -> tuple[Path, np.ndarray]:
-        hints = np.sqrt(lengths) + random_rows.normal(0, noise, len(jobs))
-        rows = np.column_stack([hints, random_rows.normal(size=(len(jobs), 5))]).astype(np.float32)
-        Readout.fit(rows, lengths, max_tokens=128).save(tmp_path / name)
-        return tmp_path / name, rows
-
-    (prompt, prompt_features), (state, features) = readout("prompt", 3.0), readout("state", 1.0)
+    jobs = draw_jobs(random.Random(f"{order} {blocks}"), 300, rate=11.0)
     leap = {"levers": ["queue", "slots"], "decode_slots": 3, "order": order}
-    agree(
-        Case(
-            replace(PLAIN, blocks=blocks, async_scheduling=True),
-            jobs,
-            leap=leap,
-            read=Read(prompt, state, prompt_features, features),
-        ),
-        STEPS,
-    )
+    setup = replace(PLAIN, blocks=blocks, async_scheduling=True)
+    agree(Case(setup, jobs, leap=leap, read=readouts_of(jobs, 128, tmp_path)), STEPS)
+
+
+@pytest.mark.parametrize("order", ["countdown", "gittins"])
+def test_no_step_differs_where_limits_and_lengths_lie_beyond_the_budget(order: str, tmp_path: Path) -> None:
+    """Clients that give no limit get the rest of the context; answers may be longer than any that a readout was fitted to."""
+    rng, budget = random.Random(order), 64
+    jobs = draw_jobs(rng, 300, rate=5.0, outputs=(1, 150), natural=True)
+    jobs = [replace(job, max_tokens=job.max_tokens if i % 4 else 270) for i, job in enumerate(jobs)]
+    assert sum(len(job.output) > budget for job in jobs) > 50
+    leap = {"levers": ["queue", "slots"], "decode_slots": 3, "order": order}
+    agree(Case(replace(PLAIN, blocks=60), jobs, leap=leap, read=readouts_of(jobs, budget, tmp_path)), STEPS)
 
 
 def test_the_comparison_sees_a_change_of_any_option() -> None:

@@ -233,7 +233,8 @@ fn a_table_holds_what_each_order_says() {
             assert_eq!(table(Order::Survival).remaining(a), survival(m, sigma, real, f64::from(cap)));
             assert_eq!(table(Order::Survival).mean_remaining(a), table(Order::Survival).remaining(a));
             assert_eq!(table(Order::Gittins).remaining(a), gittins.remaining(a));
-            assert_eq!(table(Order::Gittins).mean_remaining(a), gittins.mean_remaining(a));
+            let room = f64::from(cap.saturating_sub(a).max(1));
+            assert_eq!(table(Order::Gittins).mean_remaining(a), gittins.mean_remaining(a).min(room));
         }
         assert_eq!(table(Order::Gittins).next_rekey(100), next_level(100));
         assert_eq!(table(Order::Gittins).next_rekey(cap), u32::MAX);
@@ -250,5 +251,22 @@ fn a_known_length_orders_by_what_is_left_of_it() {
         // 1 / index = (L - a) / w, with w = 1 or 1 / L.
         assert!((table(Order::Gittins, Objective::E2el).remaining(a) / left - 1.0).abs() < 1e-6);
         assert!((table(Order::Gittins, Objective::Ptl).remaining(a) / (300.0 * left) - 1.0).abs() < 1e-6);
+    }
+}
+
+/// What a server gives a request that names no limit is the rest of the context, and says nothing of its length.
+#[test]
+fn a_limit_above_the_budget_is_the_budget() {
+    let noise = Noise::new(1024);
+    for order in [Order::Countdown, Order::Survival, Order::Gittins] {
+        let table = |cap| RemainingTable::new(order, Objective::Ptl, 12.0, &noise, cap);
+        let (own, rest) = (table(1024), table(32_768));
+        assert_eq!(rest.cap(), 1024);
+        for a in [0, 1, 64, 512, 1023, 1024, 5000] {
+            assert_eq!(rest.remaining(a), own.remaining(a), "{order:?} after {a}");
+            assert_eq!(rest.mean_remaining(a), own.mean_remaining(a), "{order:?} after {a}");
+            assert!((1.0..=f64::from(1024u32.saturating_sub(a).max(1))).contains(&rest.mean_remaining(a)));
+        }
+        assert_eq!(table(100).cap(), 100);
     }
 }

@@ -22,8 +22,11 @@ enum Rule {
 
 impl RemainingTable {
     /// For a `score` (m, square-root scale) with the noise of its readout, of a request that stops at `cap` tokens.
+    ///
+    /// A cap above the readout's output budget M counts as M: the readout knows of no length beyond, and a limit that is
+    /// but the rest of the context would stretch the noise over all of it.
     pub fn new(order: Order, objective: Objective, score: f32, noise: &Noise, cap: u32) -> Self {
-        let m = f64::from(score);
+        let (m, cap) = (f64::from(score), cap.min(noise.max_tokens()));
         let distribution = || noise.distribution(m, cap.max(1));
         Self::build(order, objective, score, cap, noise.sigma(m), distribution)
     }
@@ -63,12 +66,17 @@ impl RemainingTable {
     pub fn remaining(&self, a: u32) -> f64 {
         match &self.rule {
             Rule::Gittins(table) => table.remaining(a),
-            _ => self.mean_remaining(a),
+            _ => self.expected(a),
         }
     }
 
-    /// Expected remaining tokens after `a`, which the KV cache term of a key takes; at least 1.
+    /// Expected remaining tokens after `a`, which the KV cache term of a key takes: at least 1, and no more than the cap
+    /// leaves, since no memory is held for tokens that it forbids.
     pub fn mean_remaining(&self, a: u32) -> f64 {
+        self.expected(a).min(f64::from(self.cap.saturating_sub(a).max(1)))
+    }
+
+    fn expected(&self, a: u32) -> f64 {
         let m = f64::from(self.score);
         match &self.rule {
             Rule::Countdown => countdown(m, f64::from(a)),

@@ -11,7 +11,7 @@ use super::trace::{Finish, Trace, are_lengths};
 use crate::online::{Label, OnlineReadout};
 use crate::prompt::length_features;
 use crate::queue::static_key;
-use crate::remaining::{GittinsTable, LengthDistribution, Order, countdown, next_level, survival};
+use crate::remaining::{Order, RemainingTable, next_level};
 use crate::rows::Row;
 use crate::{Error, Result};
 
@@ -66,16 +66,6 @@ impl Predicted {
     }
 }
 
-/// What is known of one request.
-#[derive(Clone, Default)]
-struct Known {
-    /// Predicted length on the scale of square roots of tokens.
-    score: f32,
-    /// Standard deviation of the true one around it.
-    sigma: f32,
-    table: Option<Box<GittinsTable>>,
-}
-
 /// Predictions and keys of one run.
 pub struct Ranker<'a> {
     spec: &'a PolicySpec,
@@ -86,7 +76,8 @@ pub struct Ranker<'a> {
     scores: &'a [f32],
     scores_are_lengths: bool,
     max_tokens: u32,
-    known: Vec<Known>,
+    /// What each request's remaining tokens are read from, once something is known of it and until it has finished.
+    known: Vec<Option<Box<RemainingTable>>>,
     /// Where rows come again: the request that each row was first, by row.
     first: Vec<u32>,
     finished: u64,
@@ -121,7 +112,7 @@ impl<'a> Ranker<'a> {
             scores_are_lengths: are_lengths(scores),
             scores,
             max_tokens,
-            known: if reads { vec![Known::default(); input.len()] } else { Vec::new() },
+            known: if reads { vec![None; input.len()] } else { Vec::new() },
             first,
             finished: 0,
             finished_tokens: 0,
@@ -217,17 +208,12 @@ impl<'a> Ranker<'a> {
     /// Sets what is known of a request: the score of a readout (0 before, 1 after prefill), with that one's noise.
     fn learn_of(&mut self, readout: usize, id: u32, score: f32) {
         let noise = [&self.prompt, &self.state][readout].as_ref().or(self.state.as_ref()).map(OnlineReadout::noise);
-        let m = f64::from(score);
-        let sigma = noise.map_or(m / 2.0, |noise| noise.sigma(m));
-        let table = (self.spec.order == Order::Gittins).then(|| {
-            let cap = self.cap(self.row(id));
-            let distribution = match noise {
-                Some(noise) => noise.distribution(m, cap),
-                None => LengthDistribution::normal(m, sigma, cap),
-            };
-            Box::new(GittinsTable::new(&distribution, cap, self.spec.objective))
-        });
-        self.known[id as usize] = Known { score, sigma: sigma as f32, table };
+        let (order, objective, cap) = (self.spec.order, self.spec.objective, self.cap(self.row(id)));
+        let table = match noise {
+            Some(noise) => RemainingTable::new(order, objective, score, noise, cap),
+            None => RemainingTable::normal(order, objective, score, f64::from(score) / 2.0, cap),
+        };
+        self.known[id as usize] = Some(Box::new(table));
     }
 
     fn running_mean(&self) -> f32 {
@@ -246,7 +232,7 @@ impl<'a> Ranker<'a> {
         self.finished += 1;
         self.finished_tokens += u64::from(tokens);
         if let Some(known) = self.known.get_mut(id as usize) {
-            known.table = None;
+            *known = None;
         }
         let label = match self.trace.finish_of(row) {
             Finish::Stop => Label::Exact(tokens),
@@ -292,15 +278,8 @@ impl<'a> Ranker<'a> {
                 same(if self.scores_are_lengths { (score - a).max(1.0) } else { score.min(700.0).exp() })
             }
             Rule::LeapFrozen | Rule::LeapPaper | Rule::Leap => {
-                let known = &self.known[id as usize];
-                let m = f64::from(known.score);
-                let (remaining, mean) = match (self.spec.order, &known.table) {
-                    (Order::Gittins, Some(table)) => (table.remaining(generated), table.mean_remaining(generated)),
-                    (Order::Survival, _) => same(survival(m, f64::from(known.sigma), a, f64::from(self.cap(row)))),
-                    _ => same(countdown(m, a)),
-                };
-                // Memory is not held for tokens that the request's own limit forbids.
-                (remaining, mean.min(f64::from(self.cap(row).saturating_sub(generated).max(1))))
+                let known = self.known[id as usize].as_ref();
+                known.map_or((1.0, 1.0), |table| (table.remaining(generated), table.mean_remaining(generated)))
             }
         }
     }

@@ -30,8 +30,8 @@ PLUGIN := .venv-vllm/.plugin
 EXTENSION := python/leap_rs/_leap.abi3.so
 WHEEL := dist/.built
 # Where targets run beside each other, a recipe that is no make of its own gets flags of a job server that it cannot reach.
-CARGO := env -u MAKEFLAGS cargo
-MATURIN := env -u MAKEFLAGS maturin
+CARGO := env -u MAKEFLAGS -u MFLAGS cargo
+MATURIN := env -u MAKEFLAGS -u MFLAGS maturin
 # For a wheel maturin repairs cargo's own file in place, and can then neither repair nor install it: after a wheel cargo has
 # to link it anew.
 UNLINK := rm -f target/maturin/*.so target/release/lib_leap.so target/release/deps/lib_leap.so
@@ -97,11 +97,11 @@ test-server: $(PLUGIN)
 
 # Engines want a core each: they take turns on one, and all that is built and tested beside them on the other.
 .PHONY: test
-test: system browser compiler ## all tests: MINUTES once everything is built, CLONE in a fresh clone
+test: system browser compiler ## all tests: 10 minutes on two cores once everything is built, 15 in a fresh clone
 	@$(MAKE) --no-print-directory -j2 --output-sync=target WORKERS=0 test-engine test-rust test-python test-server test-plugin
 
 .PHONY: test-quick
-test-quick: develop ## for the loop of a change: what needs no engine and no browser, in 2 minutes
+test-quick: develop ## for the loop of a change: what needs no engine, no vLLM and no browser, in 2 minutes
 	$(CARGO) test --locked -q -p leap $(CARGO_TEST)
 	pytest -q -n $(WORKERS) --dist loadfile --ignore tests/engine -m 'not slow and not vllm' $(PYTEST_ARGS)
 
@@ -109,8 +109,8 @@ test-quick: develop ## for the loop of a change: what needs no engine and no bro
 test-vllm: test-plugin test-engine test-server ## of all tests those of the plugin, on the real vLLM (its CPU build, in .venv-vllm: 6 GB)
 
 .PHONY: test-long
-test-long: $(PLUGIN) $(WHEEL) ## what looks for the unknown: 1,000 scenarios, 500 settings, other versions of vLLM, lowest ones of the rest: an hour
-	LEAP_SCENARIOS=1000 LEAP_SETTINGS=500 $(VENV_VLLM)/bin/python -m pytest -q $(addprefix tests/vllm/,$(RANDOM)) $(PYTEST_ARGS)
+test-long: $(PLUGIN) $(WHEEL) ## what looks for the unknown: 1,000 scenarios, 500 settings, other versions of vLLM, lowest ones of the rest: half an hour
+	LEAP_SCENARIOS=1000 LEAP_SETTINGS=500 $(VENV_VLLM)/bin/python -m pytest -q -n $(WORKERS) $(addprefix tests/vllm/,$(RANDOM)) $(PYTEST_ARGS)
 	scripts/test-lowest.sh
 	scripts/test-other-vllm.sh
 

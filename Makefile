@@ -109,9 +109,8 @@ test-quick: develop ## for the loop of a change: what needs no engine, no vLLM a
 test-vllm: test-plugin test-engine test-server ## of all tests those of the plugin, on the real vLLM (its CPU build, in .venv-vllm: 6 GB)
 
 .PHONY: test-long
-test-long: $(PLUGIN) $(WHEEL) ## what looks for the unknown: 1,000 scenarios, 500 settings, other versions of vLLM, lowest ones of the rest: half an hour
+test-long: $(PLUGIN) test-lowest ## what looks for the unknown: 1,000 scenarios, 500 settings, other versions of vLLM, lowest ones of the rest: half an hour
 	LEAP_SCENARIOS=1000 LEAP_SETTINGS=500 $(VENV_VLLM)/bin/python -m pytest -q -n $(WORKERS) $(addprefix tests/vllm/,$(RANDOM)) $(PYTEST_ARGS)
-	scripts/test-lowest.sh
 	scripts/test-other-vllm.sh
 
 .PHONY: compiler

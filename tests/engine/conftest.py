@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import sys
 import tempfile
@@ -25,15 +24,6 @@ ENVIRONMENT = dict(os.environ)
 sys.path.append(str(BENCHES))
 
 from vllm_process import Process  # noqa: E402
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    found = importlib.util.find_spec("vllm")
-    # A directory of that name on the path makes an empty package of that name for Python.
-    if found is None or found.origin is None:
-        for item in items:
-            if HERE in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@
 
 pub mod error;
 mod kernels;
+pub mod levers;
 mod linalg;
 pub mod noise;
 pub mod online;

@@ -22,7 +22,9 @@ pub struct Point {
     pub decode_slots: Option<u32>,
     /// Most residents.
     pub max_num_seqs: Option<u32>,
-    /// Aging of every policy that ages and was not given a rate, in 1/s.
+    /// Aging of every policy that ages and was given none, in e-foldings a standing wait.
+    pub aging: Option<f64>,
+    /// The same in 1/s.
     pub aging_rate: Option<f64>,
 }
 

@@ -17,6 +17,7 @@ use super::ranker::{Predicted, Ranker, Readouts};
 use super::state::Step;
 use super::timeline::Timeline;
 use super::trace::Trace;
+use crate::levers::admission::Admission;
 use crate::{Error, Result};
 
 /// Simulates one policy once.
@@ -232,6 +233,8 @@ impl Ranks<'_> {
             outcome.preemptions += engine.tally.preemptions;
             outcome.wait_cap_promotions += engine.tally.wait_cap_promotions;
             outcome.cached_tokens += engine.tally.cached_tokens;
+            outcome.recomputed_tokens += engine.tally.recomputed_tokens;
+            outcome.admission_holds += engine.admission.as_ref().map_or(0, Admission::holds);
             outcome.waited_s += engine.waiting.waited_s();
             recorders.extend(engine.recorder);
             outcome.log = engine.log;

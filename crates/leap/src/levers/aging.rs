@@ -103,7 +103,7 @@ impl AgingClock {
         self.tokens = FORGETTING * self.tokens + f64::from(tokens.max(1));
     }
 
-    /// A step is composed at `now_s`, and so many requests wait.
+    /// A step has been composed at `now_s`, after which so many requests wait: for admission, or inside for a slot.
     pub fn step(&mut self, now_s: f64, waiting: u64) {
         let finished = std::mem::take(&mut self.finished);
         let Aging::PerWait(alpha) = self.aging else { return };

@@ -10,7 +10,6 @@ impl Engine<'_> {
     /// schedules, so that the next composition can go on before the step has run.
     pub(super) fn compose(&mut self) -> Option<Step> {
         let mut step = Step::default();
-        self.ranker.clock.step(self.now, self.waiting.len() as u64 + self.gated);
         self.held = false;
         self.end_resumed_prefills();
         let evicted = self.evict();
@@ -31,7 +30,8 @@ impl Engine<'_> {
         for id in std::mem::take(&mut self.passing) {
             self.waiting.remove(id, self.requests[id as usize].prompt, self.now);
         }
-        self.gated = if self.slots_bound { self.ready.len() as u64 } else { 0 };
+        let gated = if self.slots_bound { self.ready.len() } else { 0 };
+        self.ranker.clock.step(self.now, (self.waiting.len() + gated) as u64);
         if self.decoding.len() == 0 && step.work.prefill == 0 {
             return None;
         }

@@ -65,8 +65,6 @@ pub(super) struct Engine<'a> {
     /// The request that last found a seat but no blocks, and the pool's gains then.
     pub(super) blocked: Option<(u32, u64)>,
     pub(super) slots_changed: bool,
-    /// Residents that could decode and were without a slot in the last composed step.
-    pub(super) gated: u64,
     /// Whether somebody was without a slot in the last composed step.
     pub(super) slots_bound: bool,
     /// Whether the slots lever has arranged the running list for the last step.
@@ -128,7 +126,6 @@ impl<'a> Engine<'a> {
             waiting: Waiting::new(input.len(), spec.rule == Rule::Hrrn, spec.wait_cap_s.or(options.wait_cap_s)),
             blocked: None,
             slots_changed: true,
-            gated: 0,
             slots_bound: false,
             shuffled: false,
             next_slot_choice: 0,

@@ -117,7 +117,7 @@ impl Reference<'_> {
                 variance += survives * (1.0 - survives) * held * held;
             }
             let needed = mean + self.room.z * variance.sqrt();
-            self.room.close |= variance > 0.0 && (needed - usable).abs() < 0.01;
+            self.room.close |= variance > 0.0 && (needed - usable).abs() < 0.002;
             fits &= needed <= usable;
         }
         self.room.holds += u64::from(!fits);

@@ -95,8 +95,6 @@ pub struct Reference<'a> {
     prepended: f64,
     clock: Clock,
     pub room: Room,
-    /// Who could decode in the last step and did not.
-    gated: usize,
     /// Decayed number and sum of the lengths that have finished.
     lengths: (f64, f64),
     pub recomputed_tokens: u64,
@@ -151,7 +149,6 @@ impl<'a> Reference<'a> {
             prepended: 0.0,
             clock: Clock::default(),
             room: Room::default(),
-            gated: 0,
             lengths: (0.0, 0.0),
             recomputed_tokens: 0,
             refused: None,
@@ -285,7 +282,6 @@ impl<'a> Reference<'a> {
 
     fn compose(&mut self, now: f64) -> Option<Step> {
         self.take_scores(now);
-        self.clock.step(self.spec.aging, now, self.waiting.len() + self.gated);
         let computing = matches!(self.spec.rule, Rule::Score(_)) && (0..self.sent).any(|id| self.scored_s(id) > now);
         let evicted = self.evict(now);
         let before = self.preemptions;
@@ -375,7 +371,8 @@ impl<'a> Reference<'a> {
         // Whoever was preempted with its last token under way is gone when that has come.
         self.waiting.retain(|&id| !self.requests[id].ends());
         let without_slot = |id: &&usize| self.residents.contains(id) && !decoding.contains(id);
-        self.gated = could.iter().filter(without_slot).count();
+        let gated = could.iter().filter(without_slot).count();
+        self.clock.step(self.spec.aging, now, self.waiting.len() + gated);
         if decoding.is_empty() && prefilling.is_empty() {
             return None;
         }

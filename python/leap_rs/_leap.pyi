@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypeAlias, final
 
@@ -364,6 +364,35 @@ class AgingQueue:
 
     def __len__(self) -> int: ...
     def __contains__(self, id: object, /) -> bool: ...
+
+@final
+class Evictor:
+    """Says which residents give their KV cache to a request that waits, each worse by ``factor``; at most ``per_s`` a
+    second, 0 for none."""
+
+    def __new__(cls, factor: float, per_s: float) -> Self: ...
+    @property
+    def evicted(self) -> int:
+        """How many so far."""
+
+    def ready(self, now_s: float) -> bool:
+        """Whether anybody may be evicted now."""
+
+    def victims(
+        self,
+        residents: Sequence[tuple[float, int, int]],
+        *,
+        key: float,
+        blocks: int,
+        seat: bool,
+        free_blocks: int,
+        now_s: float,
+    ) -> list[int]:
+        """Indices of the ``residents`` that give way, the worst first, as many as make room; none where all do not.
+
+        A resident is its key, its place in the order of arrival (of equal keys the last goes first) and the blocks that
+        come free with it. The request that waits has ``key``, needs ``blocks``, and lacks a ``seat`` as well or not.
+        """
 
 def engine_presets() -> str:
     """JSON list of the engine presets, each with where its numbers come from."""

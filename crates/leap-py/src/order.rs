@@ -1,6 +1,6 @@
 use crate::error::to_py;
+use leap::levers::select_by_remaining;
 use leap::remaining::{Objective, Order, RemainingTable, remaining_many};
-use leap::slots::select_by_remaining;
 use numpy::{AllowTypeChange, IntoPyArray, PyArray1, PyArrayLikeDyn};
 use pyo3::exceptions::{PyIndexError, PyKeyError};
 use pyo3::prelude::*;

@@ -2,11 +2,12 @@
 //!
 //! A [`readout::Readout`] reads an answer's length from features with one linear layer, [`rls`] corrects it with
 //! every finished request, [`remaining`] turns a length and its noise into the order of one request, [`queue`] and
-//! [`slots`] apply that order, and [`replay`] shows on a recorded trace what it would do. The crate knows nothing of
+//! [`levers`] apply that order, and [`replay`] shows on a recorded trace what it would do. The crate knows nothing of
 //! Python.
 
 pub mod error;
 mod kernels;
+pub mod levers;
 mod linalg;
 pub mod noise;
 pub mod online;
@@ -18,7 +19,6 @@ pub mod replay;
 pub mod ridge;
 pub mod rls;
 pub mod rows;
-pub mod slots;
 pub mod stats;
 mod tensors;
 

@@ -3,7 +3,7 @@
 
 use super::engine::Engine;
 use super::state::Step;
-use crate::slots::select_slots;
+use crate::levers::select_slots;
 
 impl Engine<'_> {
     /// Composes the next step; `None` when there is nothing to do. Progress is booked here, as vLLM does when it

@@ -22,6 +22,7 @@ use super::timeline::{Level, Recorder};
 use super::trace::Trace;
 use super::waiting::Waiting;
 use crate::Result;
+use crate::levers::Evictor;
 
 /// A composed step and the equal ones behind it, in time.
 pub(super) struct Span {
@@ -72,8 +73,7 @@ pub(super) struct Engine<'a> {
     pub(super) refused: Option<u32>,
     /// Those that were preempted in the step being composed with their last token under way.
     pub(super) passing: Vec<u32>,
-    /// When the evict lever may act again.
-    pub(super) next_evict_s: f64,
+    pub(super) evictor: Evictor,
     delayed: VecDeque<(f64, u32)>,
     pub(super) flights: VecDeque<Flight>,
     pub(super) admissions: u64,
@@ -126,7 +126,7 @@ impl<'a> Engine<'a> {
             next_slot_choice: 0,
             refused: None,
             passing: Vec::new(),
-            next_evict_s: 0.0,
+            evictor: Evictor::new(spec.evict_factor, spec.evict_per_s),
             delayed: VecDeque::new(),
             flights: VecDeque::new(),
             admissions: 0,
@@ -328,8 +328,7 @@ impl<'a> Engine<'a> {
             return 0;
         }
         // A resident that decodes may become bad enough to be evicted with any token.
-        let may_evict = self.spec.levers.evict && self.spec.evict_per_s > 0.0 && self.next_evict_s <= self.now;
-        if !self.waiting.is_empty() && may_evict {
+        if !self.waiting.is_empty() && self.spec.levers.evict && self.evictor.ready(self.now) {
             return 0;
         }
         if let Some(at) = self.next_decision(seat_free, slots_bind, arrival) {
@@ -354,9 +353,7 @@ impl<'a> Engine<'a> {
         let matters = seat_free || evicts || scores || several || self.waiting.is_empty();
         let outside = arrival.into_iter().chain(self.next_score()).filter(|_| matters).min_by(f64::total_cmp);
         let promotion = if seat_free || evicts { self.waiting.next_promotion() } else { None };
-        let eviction = (evicts && !self.waiting.is_empty() && self.spec.evict_per_s > 0.0)
-            .then_some(self.next_evict_s)
-            .filter(|&at| at > self.now);
+        let eviction = if evicts && !self.waiting.is_empty() { self.evictor.next_s(self.now) } else { None };
         [outside, promotion.filter(|&at| at > self.now), eviction].into_iter().flatten().min_by(f64::total_cmp)
     }
 

@@ -1,5 +1,6 @@
 //! Which residents decode next: the smallest keys get the decode slots, but whoever has waited past the cap goes first.
 
+use super::rank_of_key;
 use crate::queue::static_key;
 use crate::{Error, Result};
 
@@ -49,16 +50,6 @@ pub fn select_slots_into(
             chosen.push(i);
         }
     }
-}
-
-/// An integer that orders as the key does, above every u32: the bits of a float order as sign and magnitude, so
-/// positive ones get the sign bit and negative ones are turned over. Both zeros are one, any NaN is last.
-fn rank_of_key(key: f64) -> u64 {
-    if key.is_nan() {
-        return u64::MAX;
-    }
-    let bits = (key + 0.0).to_bits();
-    if bits >> 63 == 0 { bits | 1 << 63 } else { !bits }
 }
 
 /// [`select_slots`] with the keys of [`static_key`] made from remaining tokens and arrival times, all of one length n.

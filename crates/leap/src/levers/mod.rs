@@ -1,0 +1,18 @@
+//! What the levers decide in a step, for an engine that is simulated and for vLLM alike. They see plain numbers: keys,
+//! places in the order of arrival, blocks and times. Whoever asks turns the answer into its own bookkeeping.
+
+mod evict;
+mod slots;
+
+pub use evict::{Candidate, Claim, Evictor};
+pub use slots::{select_by_remaining, select_slots, select_slots_into};
+
+/// An integer that orders as the key does, above every u32: the bits of a float order as sign and magnitude, so
+/// positive ones get the sign bit and negative ones are turned over. Both zeros are one, any NaN is last.
+fn rank_of_key(key: f64) -> u64 {
+    if key.is_nan() {
+        return u64::MAX;
+    }
+    let bits = (key + 0.0).to_bits();
+    if bits >> 63 == 0 { bits | 1 << 63 } else { !bits }
+}

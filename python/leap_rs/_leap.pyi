@@ -394,6 +394,50 @@ class Evictor:
         come free with it. The request that waits has ``key``, needs ``blocks``, and lacks a ``seat`` as well or not.
         """
 
+@final
+class Planner:
+    """Plans which residents decode in each step, and in which order the engine looks at them.
+
+    For a step: ``look``; where it says so ``wants_keys`` and ``plan``; after it ``scheduled``.
+    """
+
+    def __new__(
+        cls,
+        *,
+        slots: int,
+        step_tokens: int,
+        block_size: int,
+        groups: int,
+        max_adapters: int | None,
+        aging_rate: float,
+        hysteresis: float,
+        wait_cap_steps: int | None,
+    ) -> Self:
+        """Of the residents ``slots`` decode in a step of at most ``step_tokens``, each in ``groups`` KV caches."""
+
+    def look(self, residents: int, free_blocks: int) -> bool:
+        """Whether the next step needs a plan; the list stays as it stands otherwise."""
+
+    def wants_keys(self, numbers: Sequence[int], classes: bytes, adapters: Sequence[int | None] | None = None) -> bool:
+        """Takes the residents, as they stand, and says whether their plan goes by keys.
+
+        ``numbers`` are places in the order of arrival. ``classes``: 0 idle, 1 decoding, 2 prefilling.
+        """
+
+    def plan(
+        self, ln_remaining: Sequence[float] | None = None, arrival_s: Sequence[float] | None = None
+    ) -> tuple[list[int], list[int], list[int], int]:
+        """Indices of all in their new order, of those passed over, of those whose waits count; how many go first by the
+        wait cap alone."""
+
+    def scheduled(self, got: Sequence[bool]) -> None:
+        """Takes note of which of those whose waits count got a token."""
+
+    def settle(
+        self, ln_remaining: Sequence[float] | None = None, arrival_s: Sequence[float] | None = None
+    ) -> list[int]:
+        """Forgets who has waited. Indices of those that are still passed over: residents of more adapters than fit."""
+
 def engine_presets() -> str:
     """JSON list of the engine presets, each with where its numbers come from."""
 

@@ -1,11 +1,17 @@
 //! What the levers decide in a step, for an engine that is simulated and for vLLM alike. They see plain numbers: keys,
 //! places in the order of arrival, blocks and times. Whoever asks turns the answer into its own bookkeeping.
 
+mod adapters;
 mod evict;
+mod plan;
+mod running;
 mod slots;
 
+pub use adapters::{Adapted, beyond};
 pub use evict::{Candidate, Claim, Evictor};
-pub use slots::{select_by_remaining, select_slots, select_slots_into};
+pub use plan::{Active, Class, Plan, Planner, Rules};
+pub use running::{Look, Part, Resident, Running, last_by_key, order};
+pub use slots::{Choice, Contender, Slots, select_by_remaining, select_slots, select_slots_into};
 
 /// An integer that orders as the key does, above every u32: the bits of a float order as sign and magnitude, so
 /// positive ones get the sign bit and negative ones are turned over. Both zeros are one, any NaN is last.

@@ -15,8 +15,13 @@ use rustc_hash::FxHashMap;
 /// is the exponential aging S * gamma^(waited / tau) with aging_rate = -ln(gamma) / tau, written so that the time which
 /// all requests share drops out.
 pub fn static_key(remaining: f64, aging_rate: f64, arrival_s: f64, memory_weight: f64, memory_tokens: f64) -> f64 {
+    key_of_ln(remaining.ln(), aging_rate, arrival_s, memory_weight, memory_tokens)
+}
+
+/// [`static_key`] of a request whose remaining tokens are given by their logarithm.
+pub fn key_of_ln(ln_remaining: f64, aging_rate: f64, arrival_s: f64, memory_weight: f64, memory_tokens: f64) -> f64 {
     let memory = if memory_weight == 0.0 { 0.0 } else { memory_weight * memory_tokens.max(1.0).ln() };
-    remaining.ln() + memory + aging_rate * arrival_s
+    ln_remaining + memory + aging_rate * arrival_s
 }
 
 /// Seconds for which a request of `s1` remaining tokens can be overtaken by later ones of `s2`: ln(s1 / s2) /

@@ -22,7 +22,7 @@ use super::timeline::{Level, Recorder};
 use super::trace::Trace;
 use super::waiting::Waiting;
 use crate::Result;
-use crate::levers::Evictor;
+use crate::levers::{Evictor, Running, Slots};
 
 /// A composed step and the equal ones behind it, in time.
 pub(super) struct Span {
@@ -66,8 +66,8 @@ pub(super) struct Engine<'a> {
     pub(super) slots_changed: bool,
     /// Whether somebody was without a slot in the last composed step.
     pub(super) slots_bound: bool,
-    /// Whether the slots lever has arranged the running list for the last step.
-    pub(super) shuffled: bool,
+    pub(super) slots: Slots,
+    pub(super) running: Running,
     pub(super) next_slot_choice: u64,
     /// The first of the queue, if the last composed step refused it a seat or blocks.
     pub(super) refused: Option<u32>,
@@ -122,7 +122,13 @@ impl<'a> Engine<'a> {
             blocked: None,
             slots_changed: true,
             slots_bound: false,
-            shuffled: false,
+            slots: Slots::new(config.slots() as usize, spec.wait_cap_steps, spec.hysteresis),
+            running: Running::new(
+                config.slots() as usize,
+                config.max_num_batched_tokens as usize,
+                config.block_size as usize,
+                1,
+            ),
             next_slot_choice: 0,
             refused: None,
             passing: Vec::new(),
@@ -312,7 +318,7 @@ impl<'a> Engine<'a> {
             return 0;
         }
         // A step still in flight that frees a seat or brings a hidden state lands before the next composition.
-        let slots_bind = self.decoding.len() + self.ready.len() as u32 > self.config.slots();
+        let slots_bind = self.slots.bind(self.contenders());
         let estimates_matter = slots_bind || self.spec.levers.evict;
         let changes = |flight: &Flight| !flight.done.is_empty() || (estimates_matter && !flight.prefilled.is_empty());
         if self.flights.iter().any(changes) {

@@ -3,7 +3,7 @@
 
 use super::blocks::Held;
 use super::engine::Engine;
-use crate::levers::{Candidate, Claim};
+use crate::levers::{Candidate, Claim, last_by_key};
 
 impl Engine<'_> {
     /// Blocks that hold `tokens` tokens.
@@ -88,17 +88,13 @@ impl Engine<'_> {
     }
 
     /// Who loses its KV cache when blocks run out: as in vLLM, the last in its list. Without the slots lever that is the
-    /// one admitted last; under it those without a slot and those that prefill stand behind those that decode, both by
-    /// key, and a request whose last token is under way before all.
+    /// one admitted last; under it the list has been arranged, since memory is short, but not for those who have nothing
+    /// more to get.
     pub(super) fn victim(&self) -> Option<u32> {
-        if !self.spec.levers.slots {
-            return self.residents.iter().copied().max_by_key(|&id| self.requests[id as usize].admitted);
+        if self.spec.levers.slots {
+            return last_by_key(self.listed(true)).map(|resident| resident.number as u32);
         }
-        let worst = |ids: &mut dyn Iterator<Item = u32>| {
-            let keyed = ids.map(|id| (self.ranker.slot_key(id, self.generated(id), false), id));
-            keyed.max_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, id)| id)
-        };
-        worst(&mut self.ready.iter().chain(&self.prefilling).copied()).or_else(|| worst(&mut self.decoding.members()))
+        self.residents.iter().copied().max_by_key(|&id| self.requests[id as usize].admitted)
     }
 
     pub(super) fn is_ending(&self, id: u32) -> bool {

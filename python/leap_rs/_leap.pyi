@@ -325,6 +325,16 @@ def select_slots(
     Raises ConfigError naming the first value that cannot be used.
     """
 
+def static_key(
+    remaining: float,
+    aging_rate: float,
+    arrival_s: float,
+    *,
+    memory_weight: float = 0.0,
+    memory_tokens: float = 1.0,
+) -> float:
+    """ln(remaining) + memory_weight * ln(memory_tokens) + aging_rate * arrival_s: the key of every order."""
+
 @final
 class AgingQueue:
     """Waiting requests, the smallest ln(remaining) + aging_rate * arrival_s first; equal keys first in, first out.
@@ -336,15 +346,24 @@ class AgingQueue:
 
     def __new__(cls, aging_rate: float, *, memory_weight: float = 0.0, wait_cap_s: float | None = None) -> Self:
         """``aging_rate`` per second; ``memory_weight`` adds memory_weight * ln(memory_tokens) to the keys; a request
-        that has waited longer than ``wait_cap_s`` goes first, the oldest ahead, wherever ``now_s`` is given.
+        that has waited ``wait_cap_s`` in the queue goes first, the oldest ahead, wherever ``now_s`` is given.
 
         Raises ConfigError for a value that is negative or not finite.
         """
 
     @property
     def aging_rate(self) -> float: ...
-    def push(self, id: int, remaining: float, arrival_s: float, *, memory_tokens: float = 1.0) -> None:
-        """Add request ``id`` (0 to 2**64 - 1). ``memory_tokens`` is the KV cache that it will hold on average.
+    def push(
+        self,
+        id: int,
+        remaining: float,
+        arrival_s: float,
+        *,
+        memory_tokens: float = 1.0,
+        queued_s: float | None = None,
+    ) -> None:
+        """Add request ``id`` (0 to 2**64 - 1). ``memory_tokens`` is the KV cache that it will hold on average. Its wait
+        counts from ``queued_s``, by default from its arrival: a request that was preempted comes back later.
 
         Raises ConfigError where the id is in already, or a value cannot be used.
         """
@@ -354,6 +373,13 @@ class AgingQueue:
 
     def peek(self, now_s: float | None = None) -> int:
         """The request that ``pop`` would take. Raises IndexError when empty."""
+
+    def head(self, now_s: float) -> tuple[int, bool, bool]:
+        """The request that ``pop(now_s)`` would take, whether it has waited ``wait_cap_s``, and whether only that put it
+        before one with a better key. Raises IndexError when empty."""
+
+    def key(self, id: int) -> float:
+        """Key of request ``id``; smaller goes first. Raises KeyError when it is not in."""
 
     def remove(self, id: int) -> None:
         """Take out request ``id``. Raises KeyError when it is not in."""

@@ -1,4 +1,4 @@
-"""Keys of live requests: ln(remaining) + memory_weight ln(prompt + a + E[remaining]/2) + aging_rate arrival_s.
+"""What the core makes the keys of live requests of: remaining length, average KV cache, time of arrival.
 
 One place that asks the brain. Whatever it answers, and if it fails, the engine goes on: a failure disarms for good.
 """
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from leap_rs._leap import static_key
 
 from .brain import Brain, Reason
 from .compat import LOG
@@ -38,16 +40,11 @@ class Live:
 
 
 class Rank(NamedTuple):
-    """The parts of a key."""
+    """What the core makes a key of."""
 
     remaining: float
     memory_tokens: float
     arrival_s: float
-
-    def key(self, aging_rate: float, memory_weight: float) -> float:
-        """As the core's queue makes it."""
-        memory = memory_weight * math.log(max(self.memory_tokens, 1.0)) if memory_weight else 0.0
-        return math.log(self.remaining) + memory + aging_rate * self.arrival_s
 
 
 class Ranker:
@@ -182,9 +179,16 @@ class Ranker:
             for ln, left in zip(found, lefts, strict=True)
         ]
 
-    def key(self, request: Any, *, memory: bool) -> float:
-        """Key of a request; smaller goes first."""
-        return self.rank(request).key(self._options.aging_rate, self._options.memory_weight if memory else 0.0)
+    def key(self, request: Any) -> float:
+        """Key of a request as in the queue; smaller goes first."""
+        rank, options = self.rank(request), self._options
+        return static_key(
+            rank.remaining,
+            options.aging_rate,
+            rank.arrival_s,
+            memory_weight=options.memory_weight,
+            memory_tokens=rank.memory_tokens,
+        )
 
     def _ask(self, call: Callable[[], Any], otherwise: Any) -> Any:
         if self.fault is not None:

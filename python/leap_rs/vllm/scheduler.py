@@ -308,8 +308,8 @@ class _Levers:
         seats = getattr(self, "max_num_active_reqs", self.max_num_running_reqs)
         residents = decoding(self.running, self.max_model_len)
         indices = self.leap_evict.victims(
-            [(self.leap.key(r, memory=True), self.leap.live(r).number, self._leap_own_blocks(r)) for r in residents],
-            key=self.leap.key(head, memory=True),
+            [(self.leap.key(r), self.leap.live(r).number, self._leap_own_blocks(r)) for r in residents],
+            key=self.leap.key(head),
             blocks=-(-(head.num_tokens + 1) // self.block_size) * self._leap_groups(),
             seat=len(self.running) >= seats,
             free_blocks=self._leap_free_blocks(),

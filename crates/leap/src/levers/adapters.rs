@@ -1,5 +1,5 @@
-//! Which residents must be passed over because a step holds no more than so many adapters. An engine counts the adapters
-//! of those it schedules, so beside residents that are gated it admits requests of further ones.
+//! Which residents must be passed over because a step holds no more than so many adapters. An engine counts the
+//! adapters of those it schedules, so beside residents that are gated it admits requests of further ones.
 
 use rustc_hash::FxHashSet;
 

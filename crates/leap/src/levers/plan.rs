@@ -1,5 +1,5 @@
-//! The slots lever as a whole, for an engine that shows all its residents before every step and says afterwards who got a
-//! token: who decodes, who is passed over, and in which order they stand.
+//! The slots lever as a whole, for an engine that shows all its residents before every step and says afterwards who got
+//! a token: who decodes, who is passed over, and in which order they stand.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 

@@ -349,7 +349,7 @@ impl<'a> Engine<'a> {
     }
 
     /// The next moment from outside that could change what the following step does.
-    fn next_decision(&mut self, seat_free: bool, slots_bind: bool, arrival: Option<f64>) -> Option<f64> {
+    fn next_decision(&self, seat_free: bool, slots_bind: bool, arrival: Option<f64>) -> Option<f64> {
         let evicts = self.spec.levers.evict;
         // A score that comes in orders the slots, and the last one gives the GPU back.
         let scores = (slots_bind || self.spec.gpu_share > 0.0) && self.ranker.is_delayed();

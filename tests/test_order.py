@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leap_rs._leap import AgingQueue, ConfigError, LeapError, RemainingTable, remaining, select_slots
+from leap_rs._leap import AgingQueue, ConfigError, LeapError, RemainingTable, remaining, select_slots, static_key
 
 
 def survival_by_integration(m: float, s: float, a: float, cap: float) -> float:
@@ -208,6 +208,8 @@ def test_empty_and_unknown_raise_as_containers_do() -> None:
         queue.pop()
     with pytest.raises(IndexError):
         queue.peek()
+    with pytest.raises(IndexError):
+        queue.head(0.0)
     with pytest.raises(KeyError):
         queue.remove(3)
     with pytest.raises(KeyError):
@@ -238,8 +240,35 @@ def test_wait_cap_acts_where_the_time_is_given() -> None:
     queue.push(1, 900.0, 0.0)
     queue.push(2, 5.0, 8.0)
     assert queue.peek() == 2
-    assert queue.peek(now_s=10.0) == 2
-    assert queue.pop(now_s=10.5) == 1
+    assert queue.peek(now_s=9.5) == 2
+    assert queue.pop(now_s=10.0) == 1
+
+
+def test_a_wait_counts_from_the_entry_into_the_queue() -> None:
+    queue = AgingQueue(0.0, wait_cap_s=10.0)
+    queue.push(1, 900.0, 0.0, queued_s=7.0)
+    queue.push(2, 5.0, 6.0)
+    assert queue.head(15.9) == (2, False, False)
+    assert queue.head(16.0) == (2, True, False)
+    queue.push(3, 1.0, 6.5)
+    assert queue.head(16.0) == (2, True, True)
+    queue.remove(2)
+    queue.remove(3)
+    assert queue.head(16.9) == (1, False, False)
+    assert queue.head(17.0) == (1, True, False)
+    with pytest.raises(ConfigError, match="queued_s"):
+        queue.push(4, 1.0, 0.0, queued_s=math.nan)
+
+
+def test_the_queue_says_its_keys() -> None:
+    queue = AgingQueue(0.1, memory_weight=0.5)
+    queue.push(1, 100.0, 7.0, memory_tokens=270.0)
+    assert queue.key(1) == pytest.approx(math.log(100) + 0.5 * math.log(270) + 0.7)
+    assert static_key(100.0, 0.1, 7.0, memory_weight=0.5, memory_tokens=270.0) == queue.key(1)
+    assert static_key(100.0, 0.1, 7.0) == pytest.approx(math.log(100) + 0.7)
+    for missing in (lambda: queue.key(2), lambda: AgingQueue(0.1).key(1)):
+        with pytest.raises(KeyError):
+            missing()
 
 
 def test_memory_term_counts_with_its_weight() -> None:

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypeAlias, final
 
@@ -325,6 +325,16 @@ def select_slots(
     Raises ConfigError naming the first value that cannot be used.
     """
 
+def static_key(
+    remaining: float,
+    aging_rate: float,
+    arrival_s: float,
+    *,
+    memory_weight: float = 0.0,
+    memory_tokens: float = 1.0,
+) -> float:
+    """ln(remaining) + memory_weight * ln(memory_tokens) + aging_rate * arrival_s: the key of every order."""
+
 @final
 class AgingQueue:
     """Waiting requests, the smallest ln(remaining) + aging_rate * arrival_s first; equal keys first in, first out.
@@ -336,15 +346,24 @@ class AgingQueue:
 
     def __new__(cls, aging_rate: float, *, memory_weight: float = 0.0, wait_cap_s: float | None = None) -> Self:
         """``aging_rate`` per second; ``memory_weight`` adds memory_weight * ln(memory_tokens) to the keys; a request
-        that has waited longer than ``wait_cap_s`` goes first, the oldest ahead, wherever ``now_s`` is given.
+        that has waited ``wait_cap_s`` in the queue goes first, the oldest ahead, wherever ``now_s`` is given.
 
         Raises ConfigError for a value that is negative or not finite.
         """
 
     @property
     def aging_rate(self) -> float: ...
-    def push(self, id: int, remaining: float, arrival_s: float, *, memory_tokens: float = 1.0) -> None:
-        """Add request ``id`` (0 to 2**64 - 1). ``memory_tokens`` is the KV cache that it will hold on average.
+    def push(
+        self,
+        id: int,
+        remaining: float,
+        arrival_s: float,
+        *,
+        memory_tokens: float = 1.0,
+        queued_s: float | None = None,
+    ) -> None:
+        """Add request ``id`` (0 to 2**64 - 1). ``memory_tokens`` is the KV cache that it will hold on average. Its wait
+        counts from ``queued_s``, by default from its arrival: a request that was preempted comes back later.
 
         Raises ConfigError where the id is in already, or a value cannot be used.
         """
@@ -355,6 +374,13 @@ class AgingQueue:
     def peek(self, now_s: float | None = None) -> int:
         """The request that ``pop`` would take. Raises IndexError when empty."""
 
+    def head(self, now_s: float) -> tuple[int, bool, bool]:
+        """The request that ``pop(now_s)`` would take, whether it has waited ``wait_cap_s``, and whether only that put it
+        before one with a better key. Raises IndexError when empty."""
+
+    def key(self, id: int) -> float:
+        """Key of request ``id``; smaller goes first. Raises KeyError when it is not in."""
+
     def remove(self, id: int) -> None:
         """Take out request ``id``. Raises KeyError when it is not in."""
 
@@ -364,6 +390,79 @@ class AgingQueue:
 
     def __len__(self) -> int: ...
     def __contains__(self, id: object, /) -> bool: ...
+
+@final
+class Evictor:
+    """Says which residents give their KV cache to a request that waits, each worse by ``factor``; at most ``per_s`` a
+    second, 0 for none."""
+
+    def __new__(cls, factor: float, per_s: float) -> Self: ...
+    @property
+    def evicted(self) -> int:
+        """How many so far."""
+
+    def ready(self, now_s: float) -> bool:
+        """Whether anybody may be evicted now."""
+
+    def victims(
+        self,
+        residents: Sequence[tuple[float, int, int]],
+        *,
+        key: float,
+        blocks: int,
+        seat: bool,
+        free_blocks: int,
+        now_s: float,
+    ) -> list[int]:
+        """Indices of the ``residents`` that give way, the worst first, as many as make room; none where all do not.
+
+        A resident is its key, its place in the order of arrival (of equal keys the last goes first) and the blocks that
+        come free with it. The request that waits has ``key``, needs ``blocks``, and lacks a ``seat`` as well or not.
+        """
+
+@final
+class Planner:
+    """Plans which residents decode in each step, and in which order the engine looks at them.
+
+    For a step: ``look``; where it says so ``wants_keys`` and ``plan``; after it ``scheduled``.
+    """
+
+    def __new__(
+        cls,
+        *,
+        slots: int,
+        step_tokens: int,
+        block_size: int,
+        groups: int,
+        max_adapters: int | None,
+        aging_rate: float,
+        hysteresis: float,
+        wait_cap_steps: int | None,
+    ) -> Self:
+        """Of the residents ``slots`` decode in a step of at most ``step_tokens``, each in ``groups`` KV caches."""
+
+    def look(self, residents: int, free_blocks: int) -> bool:
+        """Whether the next step needs a plan; the list stays as it stands otherwise."""
+
+    def wants_keys(self, numbers: Sequence[int], classes: bytes, adapters: Sequence[int | None] | None = None) -> bool:
+        """Takes the residents, as they stand, and says whether their plan goes by keys.
+
+        ``numbers`` are places in the order of arrival. ``classes``: 0 idle, 1 decoding, 2 prefilling.
+        """
+
+    def plan(
+        self, ln_remaining: Sequence[float] | None = None, arrival_s: Sequence[float] | None = None
+    ) -> tuple[list[int], list[int], list[int], int]:
+        """Indices of all in their new order, of those passed over, of those whose waits count; how many go first by the
+        wait cap alone."""
+
+    def scheduled(self, got: Sequence[bool]) -> None:
+        """Takes note of which of those whose waits count got a token."""
+
+    def settle(
+        self, ln_remaining: Sequence[float] | None = None, arrival_s: Sequence[float] | None = None
+    ) -> list[int]:
+        """Forgets who has waited. Indices of those that are still passed over: residents of more adapters than fit."""
 
 def engine_presets() -> str:
     """JSON list of the engine presets, each with where its numbers come from."""

@@ -29,8 +29,7 @@ with warnings.catch_warnings():
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
-    from leap_rs.vllm import LeapScheduler
-    from leap_rs.vllm.slots import sort
+    from leap_rs.vllm import LeapScheduler, slots
 
 
 @dataclass
@@ -181,7 +180,7 @@ class FakeEngine:
 
     def _compose(self) -> tuple[Step, Any, ModelRunnerOutput]:
         scheduler = self.scheduler
-        before = sort(scheduler.running, self.setup.max_model_len)
+        could_decode = slots.decoding(scheduler.running, self.setup.max_model_len)
         running = {request.request_id for request in scheduler.running}
         waiting = tuple(request.request_id for request in self.queued())
         generated = {
@@ -190,7 +189,7 @@ class FakeEngine:
         }
         output = scheduler.schedule()
         scheduled = dict(output.num_scheduled_tokens)
-        decoding = [request.request_id for request in before.decoding]
+        decoding = [request.request_id for request in could_decode]
         step = Step(
             now=self.now,
             scheduled=scheduled,

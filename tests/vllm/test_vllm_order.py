@@ -32,13 +32,12 @@ def test_a_key_is_the_formula() -> None:
     ranker.arrived(request)
     clock.now = 9.0
     # 120 - 20 generated leave 100.
-    assert ranker.key(request, memory=False) == pytest.approx(math.log(100) + 0.1 * 7)
-    assert ranker.key(request, memory=True) == pytest.approx(math.log(100) + 0.5 * math.log(200 + 20 + 50) + 0.1 * 7)
+    assert ranker.key(request) == pytest.approx(math.log(100) + 0.5 * math.log(200 + 20 + 50) + 0.1 * 7)
 
 
 def test_tokens_under_way_count_through_a_preemption() -> None:
     clock = Clock()
-    ranker, _ = ranker_of(Lengths({"a": 120}), clock, aging_rate=0)
+    ranker, _ = ranker_of(Lengths({"a": 120}), clock, aging_rate=0, memory_weight=0)
     request = StandIn("a", num_output_tokens=18, num_output_placeholders=2)
     ranker.arrived(request)
     clock.now = 3.0
@@ -46,7 +45,7 @@ def test_tokens_under_way_count_through_a_preemption() -> None:
     assert ranker.live(request).queued_s == 3.0
     for output, placeholders, left in ((18, 0, 100), (20, 0, 100), (20, 1, 99)):
         request.num_output_tokens, request.num_output_placeholders = output, placeholders
-        assert ranker.key(request, memory=False) == pytest.approx(math.log(left))
+        assert ranker.key(request) == pytest.approx(math.log(left))
 
 
 def test_the_memory_term_goes_by_the_mean_where_the_brain_knows_it() -> None:
@@ -57,11 +56,11 @@ def test_the_memory_term_goes_by_the_mean_where_the_brain_knows_it() -> None:
     ranker, _ = ranker_of(Gittins({"a": 10_000}), Clock(), memory_weight=1, aging_rate=0)
     request = StandIn("a", num_prompt_tokens=100)
     ranker.arrived(request)
-    assert ranker.key(request, memory=True) == pytest.approx(math.log(10_000) + math.log(100 + 20))
+    assert ranker.key(request) == pytest.approx(math.log(10_000) + math.log(100 + 20))
     # Without it, no more than the request may still generate.
     plain, _ = ranker_of(Lengths({"a": 10_000}), Clock(), memory_weight=1, aging_rate=0)
     plain.arrived(request)
-    assert plain.key(request, memory=True) == pytest.approx(math.log(10_000) + math.log(100 + 500))
+    assert plain.key(request) == pytest.approx(math.log(10_000) + math.log(100 + 500))
 
 
 def test_what_a_brain_is_told_of_an_arrival() -> None:
@@ -148,11 +147,11 @@ def test_after_a_fault_the_brain_is_left_alone() -> None:
 def test_the_watcher_is_a_brain_that_never_arms() -> None:
     watcher = Watcher()
     assert isinstance(watcher, Brain)
-    ranker, _ = ranker_of(watcher, Clock())
+    ranker, _ = ranker_of(watcher, Clock(), memory_weight=0)
     request = StandIn("a")
     ranker.arrived(request)
     ranker.state("a", None)
-    assert ranker.key(request, memory=False) == pytest.approx(0.0)
+    assert ranker.key(request) == pytest.approx(0.0)
     ranker.finished(request)
     ranker.close()
     assert (ranker.armed, ranker.fault) == (False, None)

@@ -42,7 +42,7 @@ def test_the_scenarios_reach_what_they_are_for() -> None:
         seen.update(watch.checked)
         seen["preempted"] += sum(len(step.preempted) for step in engine.outcome.steps)
         seen["gated"] += sum(len(step.gated) for step in engine.outcome.steps)
-        seen["evicted"] += engine.scheduler.leap_evict.evictions
+        seen["evicted"] += engine.scheduler.leap_evict.evicted
         seen["slot promotions"] += engine.scheduler.leap_slots.promotions
         seen["queue promotions"] += engine.scheduler.leap_promotions
         seen["aborts"] += sum(reason == "abort" for reason in engine.outcome.reasons.values())

@@ -213,7 +213,7 @@ def test_evict_gives_the_place_of_a_long_one_to_a_short_one(async_scheduling: bo
     waits = serve([*long, short], setup, levers=["queue"], memory_weight=0)
     assert waits.outcome.finish_s["r2"] > 400
     engine = serve([*long, short], setup, levers=["queue", "evict"], **options)
-    assert engine.scheduler.leap_evict.evictions == 1
+    assert engine.scheduler.leap_evict.evicted == 1
     assert engine.outcome.finish_s["r2"] < 40
     assert sum("r0" in step.preempted or "r1" in step.preempted for step in engine.outcome.steps) == 1
 

@@ -6,6 +6,7 @@
 use pyo3::prelude::*;
 
 mod error;
+mod levers;
 mod online;
 mod order;
 mod prompt;
@@ -21,6 +22,7 @@ fn _leap(m: &Bound<'_, PyModule>) -> PyResult<()> {
     online::register(m)?;
     prompt::register(m)?;
     order::register(m)?;
+    levers::register(m)?;
     replay::register(m)?;
     stats::register(m)
 }

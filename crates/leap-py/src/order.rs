@@ -1,6 +1,6 @@
 use crate::error::to_py;
+use leap::levers::select_by_remaining;
 use leap::remaining::{Objective, Order, RemainingTable, remaining_many};
-use leap::slots::select_by_remaining;
 use numpy::{AllowTypeChange, IntoPyArray, PyArray1, PyArrayLikeDyn};
 use pyo3::exceptions::{PyIndexError, PyKeyError};
 use pyo3::prelude::*;
@@ -130,6 +130,12 @@ fn select_slots<'py>(
     Ok(chosen.map_err(to_py)?.into_pyarray(py))
 }
 
+#[pyfunction]
+#[pyo3(signature = (remaining, aging_rate, arrival_s, *, memory_weight = 0.0, memory_tokens = 1.0))]
+fn static_key(remaining: f64, aging_rate: f64, arrival_s: f64, memory_weight: f64, memory_tokens: f64) -> f64 {
+    leap::queue::static_key(remaining, aging_rate, arrival_s, memory_weight, memory_tokens)
+}
+
 #[pyclass(module = "leap_rs")]
 struct AgingQueue {
     queue: leap::queue::AgingQueue,
@@ -146,9 +152,17 @@ impl AgingQueue {
         Ok(Self { queue: queue.map_err(to_py)? })
     }
 
-    #[pyo3(signature = (id, remaining, arrival_s, *, memory_tokens = 1.0))]
-    fn push(&mut self, id: u64, remaining: f64, arrival_s: f64, memory_tokens: f64) -> PyResult<()> {
-        self.queue.push_with_memory(id, remaining, arrival_s, memory_tokens).map_err(to_py)
+    #[pyo3(signature = (id, remaining, arrival_s, *, memory_tokens = 1.0, queued_s = None))]
+    fn push(
+        &mut self,
+        id: u64,
+        remaining: f64,
+        arrival_s: f64,
+        memory_tokens: f64,
+        queued_s: Option<f64>,
+    ) -> PyResult<()> {
+        let queued_s = queued_s.unwrap_or(arrival_s);
+        self.queue.push_queued(id, remaining, arrival_s, memory_tokens, queued_s).map_err(to_py)
     }
 
     #[pyo3(signature = (now_s = None))]
@@ -167,6 +181,15 @@ impl AgingQueue {
             None => self.queue.peek(),
         };
         first.ok_or_else(|| PyIndexError::new_err("peek into an empty queue"))
+    }
+
+    fn head(&self, now_s: f64) -> PyResult<(u64, bool, bool)> {
+        let head = self.queue.head(now_s).ok_or_else(|| PyIndexError::new_err("head of an empty queue"))?;
+        Ok((head.id, head.overdue, head.promoted))
+    }
+
+    fn key(&self, id: u64) -> PyResult<f64> {
+        self.queue.key(id).ok_or_else(|| PyKeyError::new_err(id))
     }
 
     fn remove(&mut self, id: u64) -> PyResult<()> {
@@ -203,6 +226,7 @@ impl AgingQueue {
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(remaining, m)?)?;
     m.add_function(wrap_pyfunction!(select_slots, m)?)?;
+    m.add_function(wrap_pyfunction!(static_key, m)?)?;
     m.add_class::<PyRemainingTable>()?;
     m.add_class::<AgingQueue>()
 }

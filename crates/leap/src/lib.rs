@@ -2,7 +2,7 @@
 //!
 //! A [`readout::Readout`] reads an answer's length from features with one linear layer, [`rls`] corrects it with
 //! every finished request, [`remaining`] turns a length and its noise into the order of one request, [`queue`] and
-//! [`slots`] apply that order, and [`replay`] shows on a recorded trace what it would do. The crate knows nothing of
+//! [`levers`] apply that order, and [`replay`] shows on a recorded trace what it would do. The crate knows nothing of
 //! Python.
 
 pub mod error;
@@ -19,7 +19,6 @@ pub mod replay;
 pub mod ridge;
 pub mod rls;
 pub mod rows;
-pub mod slots;
 pub mod stats;
 mod tensors;
 

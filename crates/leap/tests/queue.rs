@@ -1,6 +1,6 @@
 //! The heap against a sorted list, and the aging queue against its own promise.
 
-use leap::queue::{AgingQueue, KeyedHeap, overtake_bound, static_key};
+use leap::queue::{AgingQueue, Head, KeyedHeap, overtake_bound, static_key};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -93,22 +93,27 @@ proptest! {
 
     #[test]
     fn capped_waits_go_first_oldest_ahead(
-        arrivals in prop::collection::vec((0u16..100, 1.0..1000.0f64), 1..60),
-        cap in 0.0..60.0f64,
+        arrivals in prop::collection::vec((0u16..100, 1.0..1000.0f64, 0u16..40), 1..60),
+        // Whole seconds, so that some have waited for the cap to the second.
+        cap in 0u16..60,
         pops in prop::collection::vec(0u16..160, 1..60),
     ) {
-        let mut queue = AgingQueue::new(0.01).unwrap().with_wait_cap_s(Some(cap)).unwrap();
+        let mut queue = AgingQueue::new(0.01).unwrap().with_wait_cap_s(Some(f64::from(cap))).unwrap();
         let mut waiting: Vec<(u64, f64, f64)> = Vec::new();
-        for (id, &(arrival, remaining)) in arrivals.iter().enumerate() {
-            queue.push(id as u64, remaining, f64::from(arrival)).unwrap();
-            waiting.push((id as u64, f64::from(arrival), static_key(remaining, 0.01, f64::from(arrival), 0.0, 0.0)));
+        for (id, &(arrival, remaining, later)) in arrivals.iter().enumerate() {
+            let (arrival, queued) = (f64::from(arrival), f64::from(arrival + later));
+            queue.push_queued(id as u64, remaining, arrival, 1.0, queued).unwrap();
+            waiting.push((id as u64, queued, static_key(remaining, 0.01, arrival, 0.0, 0.0)));
         }
         for now in pops {
             let now = f64::from(now);
-            let overdue = waiting.iter().filter(|r| now - r.1 > cap).min_by(|x, y| x.1.total_cmp(&y.1).then(x.0.cmp(&y.0)));
+            let overdue = waiting.iter().filter(|r| now - r.1 >= f64::from(cap)).min_by(|x, y| x.1.total_cmp(&y.1).then(x.0.cmp(&y.0)));
             let plain = waiting.iter().min_by(|x, y| x.2.total_cmp(&y.2).then(x.0.cmp(&y.0)));
             let expected = overdue.or(plain).map(|r| r.0);
             prop_assert_eq!(queue.peek_at(now), expected);
+            let promoted = overdue.map(|r| r.0) != plain.map(|r| r.0) && overdue.is_some();
+            let head = expected.map(|id| Head { id, overdue: overdue.is_some(), promoted });
+            prop_assert_eq!(queue.head(now), head);
             prop_assert_eq!(queue.pop_at(now), expected);
             waiting.retain(|r| Some(r.0) != expected);
         }
@@ -162,9 +167,25 @@ fn plain_pop_ignores_the_wait_cap() {
     queue.push(1, 900.0, 0.0).unwrap();
     queue.push(2, 5.0, 50.0).unwrap();
     assert_eq!(queue.peek(), Some(2));
-    assert_eq!(queue.peek_at(10.0), Some(2));
-    assert_eq!(queue.peek_at(10.5), Some(1));
+    assert_eq!(queue.peek_at(9.5), Some(2));
+    assert_eq!(queue.peek_at(10.0), Some(1));
     assert_eq!(queue.pop(), Some(2));
+}
+
+#[test]
+fn a_wait_counts_from_the_entry_into_the_queue() {
+    let mut queue = AgingQueue::new(0.0).unwrap().with_wait_cap_s(Some(10.0)).unwrap();
+    // The first to arrive was preempted and came back last.
+    queue.push_queued(1, 900.0, 0.0, 1.0, 7.0).unwrap();
+    queue.push(2, 300.0, 5.0).unwrap();
+    queue.push(3, 5.0, 6.0).unwrap();
+    assert_eq!(queue.head(14.0), Some(Head { id: 3, overdue: false, promoted: false }));
+    assert_eq!(queue.head(15.0), Some(Head { id: 2, overdue: true, promoted: true }));
+    assert!(queue.remove(2));
+    assert_eq!(queue.head(16.0), Some(Head { id: 3, overdue: true, promoted: false }));
+    assert!(queue.remove(3));
+    assert_eq!(queue.head(16.5), Some(Head { id: 1, overdue: false, promoted: false }));
+    assert_eq!(AgingQueue::new(0.0).unwrap().head(0.0), None);
 }
 
 #[test]
@@ -179,6 +200,7 @@ fn bad_values_are_refused_and_change_nothing() {
         assert!(queue.rekey(1, remaining).is_err());
     }
     assert!(queue.push(2, 1.0, f64::NAN).unwrap_err().to_string().contains("arrival_s"));
+    assert!(queue.push_queued(2, 1.0, 0.0, 1.0, f64::INFINITY).unwrap_err().to_string().contains("queued_s"));
     assert!(queue.push_with_memory(2, 1.0, 0.0, f64::NAN).unwrap_err().to_string().contains("memory_tokens"));
     assert!(queue.push(1, 1.0, 0.0).unwrap_err().to_string().contains("already"));
     assert_eq!((queue.len(), queue.key(1), queue.contains(2)), (1, Some(10f64.ln()), false));

@@ -1,6 +1,6 @@
 //! Decode slots against a full sort.
 
-use leap::slots::{select_by_remaining, select_slots};
+use leap::levers::{select_by_remaining, select_slots};
 use proptest::prelude::*;
 
 /// What the rule says, by sorting everybody.

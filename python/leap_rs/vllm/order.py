@@ -1,4 +1,4 @@
-"""Keys of live requests: ln(remaining) + memory_weight ln(prompt + a + E[remaining]/2) + aging_rate arrival_s.
+"""What the core makes the keys of live requests of: remaining length, average KV cache, time of arrival.
 
 One place that asks the brain. Whatever it answers, and if it fails, the engine goes on: a failure disarms for good.
 """
@@ -6,11 +6,13 @@ One place that asks the brain. Whatever it answers, and if it fails, the engine 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from leap_rs._leap import static_key
 
 from .brain import Brain, Reason
 from .compat import LOG
@@ -38,16 +40,11 @@ class Live:
 
 
 class Rank(NamedTuple):
-    """The parts of a key."""
+    """What the core makes a key of."""
 
     remaining: float
     memory_tokens: float
     arrival_s: float
-
-    def key(self, aging_rate: float, memory_weight: float) -> float:
-        """As the core's queue makes it."""
-        memory = memory_weight * math.log(max(self.memory_tokens, 1.0)) if memory_weight else 0.0
-        return math.log(self.remaining) + memory + aging_rate * self.arrival_s
 
 
 class Ranker:
@@ -155,13 +152,9 @@ class Ranker:
     def rank(self, request: Any) -> Rank:
         """The parts of a request's key, after the tokens that it has or will have once the steps under way are done."""
         live = self.live(request)
-        generated = max(request.num_output_tokens + request.num_output_placeholders, live.promised)
-        request_id = request.request_id
-        left = float(max(request.max_tokens - generated, 1))
-        ln = float(self._ask(lambda: self._brain.remaining_key(request_id, generated), math.log(left)))
-        if math.isnan(ln):
-            ln = math.log(left)
-        remaining = math.exp(min(max(ln, -_LARGEST_LN), _LARGEST_LN))
+        generated, request_id = _generated(request, live), request.request_id
+        remaining = math.exp(self.ln_remaining([request], [live])[0])
+        left = _left(request, generated)
         mean = remaining
         expect = self._mean_remaining
         if expect is not None and self._options.memory_weight > 0:
@@ -169,9 +162,33 @@ class Ranker:
         mean = min(mean, left) if mean > 0 else 0.0
         return Rank(remaining, request.num_prompt_tokens + generated + mean / 2, live.arrival_s)
 
-    def key(self, request: Any, *, memory: bool) -> float:
-        """Key of a request; smaller goes first."""
-        return self.rank(request).key(self._options.aging_rate, self._options.memory_weight if memory else 0.0)
+    def ln_remaining(self, requests: Sequence[Any], lives: Sequence[Live]) -> list[float]:
+        """Logarithms of the remaining lengths of requests, of which `lives` are kept."""
+        generated = [_generated(request, live) for request, live in zip(requests, lives, strict=True)]
+
+        def ask() -> list[float]:
+            remaining = self._brain.remaining_key
+            return [remaining(request.request_id, made) for request, made in zip(requests, generated, strict=True)]
+
+        found: list[float] = self._ask(ask, [math.nan] * len(generated))
+        if all(-_LARGEST_LN <= ln <= _LARGEST_LN for ln in found):
+            return found
+        lefts = [math.log(_left(request, made)) for request, made in zip(requests, generated, strict=True)]
+        return [
+            left if math.isnan(ln) else min(max(ln, -_LARGEST_LN), _LARGEST_LN)
+            for ln, left in zip(found, lefts, strict=True)
+        ]
+
+    def key(self, request: Any) -> float:
+        """Key of a request as in the queue; smaller goes first."""
+        rank, options = self.rank(request), self._options
+        return static_key(
+            rank.remaining,
+            options.aging_rate,
+            rank.arrival_s,
+            memory_weight=options.memory_weight,
+            memory_tokens=rank.memory_tokens,
+        )
 
     def _ask(self, call: Callable[[], Any], otherwise: Any) -> Any:
         if self.fault is not None:
@@ -183,6 +200,15 @@ class Ranker:
             self.fault = f"{type(error).__name__}: {error}"
             LOG.exception("leap: prediction failed, so the order is first come first served from now on")
             return otherwise
+
+
+def _generated(request: Any, live: Live) -> int:
+    """Tokens that a request has, or will have once the steps under way are done."""
+    return int(max(request.num_output_tokens + request.num_output_placeholders, live.promised))
+
+
+def _left(request: Any, generated: int) -> float:
+    return float(max(request.max_tokens - generated, 1))
 
 
 def _reason(request: Any) -> Reason:

@@ -16,15 +16,16 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from leap_rs._leap import Evictor, Planner
+
 from .brain import Brain, Watcher
 from .compat import LOG, Engine, check
 from .embedding import load_table
-from .evict import Claim, Evictor, Resident
 from .metrics import OF_THE_SCHEDULER
 from .online import OnlineBrain
 from .options import LeapOptions, given, parse
 from .order import Ranker
-from .slots import Plan, Slots, sort
+from .slots import Plan, Slots, decoding
 from .start import prefills_only, recorder_of, refuse, settings_of
 from .waiting import WaitingQueue
 
@@ -108,8 +109,18 @@ class _Levers:
         seats = self.max_num_running_reqs
         slots = min(self.leap_options.decode_slots or seats, seats)
         adapters = self.lora_config.max_loras if self.lora_config else None
-        self.leap_slots = Slots(self.leap, self.leap_options, slots, self.max_model_len, adapters)
-        self.leap_evict = Evictor(self.leap_options)
+        planner = Planner(
+            slots=slots,
+            step_tokens=self.max_num_scheduled_tokens,
+            block_size=self.block_size,
+            groups=self._leap_groups(),
+            max_adapters=adapters,
+            aging_rate=options.aging_rate,
+            hysteresis=options.hysteresis,
+            wait_cap_steps=options.wait_cap_steps,
+        )
+        self.leap_slots = Slots(self.leap, planner, self.max_model_len, adapters=adapters is not None)
+        self.leap_evict = Evictor(options.evict_factor, options.evict_per_s)
         self.leap_queues: tuple[WaitingQueue, ...] = ()
         if self.leap_options.has("queue"):
             self.waiting = WaitingQueue(self.leap, self.leap_options)
@@ -227,7 +238,7 @@ class _Levers:
         LOG.info("leap: %s", "armed: the order follows predicted lengths" if armed else "first come first served")
 
     def _leap_plan(self) -> Plan:
-        plan = self.leap_slots.plan(self.running, memory_is_short=self._leap_memory_is_short())
+        plan = self.leap_slots.plan(self.running, self._leap_free_blocks())
         self.running[:] = plan.order
         return plan
 
@@ -245,11 +256,6 @@ class _Levers:
                 held.append((request, left))
         return held
 
-    def _leap_memory_is_short(self) -> bool:
-        """Whether this step might run out of blocks: more than it can take at most are free otherwise."""
-        most = 2 * len(self.running) + -(-self.max_num_scheduled_tokens // self.block_size)
-        return self._leap_free_blocks() < most * self._leap_groups()
-
     def _leap_free_blocks(self) -> int:
         return int(self.kv_cache_manager.block_pool.get_num_free_blocks())
 
@@ -261,7 +267,7 @@ class _Levers:
         # vLLM's own count of requests that it passed over, under the name that its version has.
         put_off = self.skipped_waiting if self._leap_engine.skipped_queue else getattr(self, "deferred_waiting", ())
         slots, armed = self.leap_slots, self._leap_armed
-        promotions, evictions = slots.promotions + self.leap_promotions, self.leap_evict.evictions
+        promotions, evictions = slots.promotions + self.leap_promotions, self.leap_evict.evicted
         counts = (not armed, armed, slots.gated_requests, slots.slot_waits, promotions, evictions, len(put_off))
         if self.leap.metrics is not None and counts != self._leap_shown:
             for (name, value), count, shown in zip(OF_THE_SCHEDULER, counts, self._leap_shown, strict=True):
@@ -300,17 +306,16 @@ class _Levers:
             return []
         # Before 0.32 every seat of the model runner may be taken.
         seats = getattr(self, "max_num_active_reqs", self.max_num_running_reqs)
-        claim = Claim(
-            key=self.leap.key(head, memory=True),
+        residents = decoding(self.running, self.max_model_len)
+        indices = self.leap_evict.victims(
+            [(self.leap.key(r), self.leap.live(r).number, self._leap_own_blocks(r)) for r in residents],
+            key=self.leap.key(head),
             blocks=-(-(head.num_tokens + 1) // self.block_size) * self._leap_groups(),
             seat=len(self.running) >= seats,
+            free_blocks=self._leap_free_blocks(),
+            now_s=now,
         )
-        decoding = sort(self.running, self.max_model_len).decoding
-        residents = [
-            Resident(r, self.leap.key(r, memory=True), self.leap.live(r).number, self._leap_own_blocks(r))
-            for r in decoding
-        ]
-        victims = self.leap_evict.victims(claim, residents, self._leap_free_blocks(), now)
+        victims = [residents[i] for i in indices]
         if not victims:
             return []
         gone = set(victims)

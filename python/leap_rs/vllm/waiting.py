@@ -24,7 +24,6 @@ RESCORED_A_STEP = 256
 class _Entry:
     number: int
     request: Any
-    rank: Rank
     queued_s: float
 
 
@@ -39,9 +38,7 @@ class WaitingQueue:
         # Kept here as well as in the ranker, which forgets a request before vLLM takes it out of the queue.
         self._entries: dict[int, _Entry] = {}
         self._numbers: dict[str, int] = {}
-        self._by_key = self._empty()
-        # The same queue with nothing but the time of entry as its key: who has waited longest.
-        self._by_wait = AgingQueue(1.0)
+        self._queue = self._empty()
         self._to_rescore: deque[int] = deque()
         self._now = 0.0
         self.armed = False
@@ -51,7 +48,8 @@ class WaitingQueue:
         self.promoted: list[Any] = []
 
     def _empty(self) -> AgingQueue:
-        return AgingQueue(self._options.aging_rate, memory_weight=self._options.memory_weight)
+        options = self._options
+        return AgingQueue(options.aging_rate, memory_weight=options.memory_weight, wait_cap_s=options.wait_cap_s)
 
     # What vLLM calls.
 
@@ -74,18 +72,18 @@ class WaitingQueue:
     def peek_request(self) -> Any:
         if not self:
             raise IndexError("peek from an empty queue")
-        return self._entries[self._first()].request if self.armed else self._fcfs[0]
+        return self._entries[self._queue.peek(self._now)].request if self.armed else self._fcfs[0]
 
     def pop_request(self) -> Any:
         if not self:
             raise IndexError("pop from an empty queue")
         if not self.armed:
             return self._fcfs.popleft()
-        number = self._first()
-        place = self._key(self._entries[number]), number
-        early = any(first < place for queue in (self, *self.beside) if (first := queue._first_by_key()) is not None)
+        number, _, promoted = self._queue.head(self._now)
+        place = self._queue.key(number), number
+        early = any(first < place for queue in self.beside if (first := queue._first_by_key()) is not None)
         request = self._take(number)
-        if early:
+        if promoted or early:
             self.promoted.append(request)
         return request
 
@@ -124,7 +122,7 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Any]:
         if not self.armed:
             return iter(tuple(self._fcfs))
-        by_key = sorted(self._entries.values(), key=lambda entry: (self._key(entry), entry.number))
+        by_key = sorted(self._entries.values(), key=lambda entry: (self._queue.key(entry.number), entry.number))
         return iter([entry.request for entry in by_key])
 
     # What the plugin's scheduler calls.
@@ -138,10 +136,8 @@ class WaitingQueue:
         """How urgent the first is, comparable between queues: whether it is not overdue; since when, or its key; its number."""
         if not self.armed or not self._entries:
             return None
-        entry = self._entries[self._first()]
-        if self._overdue() is not None:
-            return False, entry.queued_s, entry.number
-        return True, self._key(entry), entry.number
+        number, overdue, _ = self._queue.head(self._now)
+        return (False, self._entries[number].queued_s, number) if overdue else (True, self._queue.key(number), number)
 
     def arm(self, armed: bool) -> None:
         """Changes over to the order by key, or back to that of arrival."""
@@ -157,8 +153,7 @@ class WaitingQueue:
         self._entries.clear()
         self._numbers.clear()
         self._to_rescore.clear()
-        self._by_key = self._empty()
-        self._by_wait = AgingQueue(1.0)
+        self._queue = self._empty()
         self.armed = False
 
     def rescore(self, requests: Iterable[Any] = (), *, everybody: bool = False) -> None:
@@ -172,17 +167,14 @@ class WaitingQueue:
         for number in numbers:
             entry = self._entries.get(number)
             if entry is not None:
-                entry.rank = self._rank(entry.request)
-                self._by_key.rekey(number, entry.rank.remaining, memory_tokens=entry.rank.memory_tokens)
+                rank = self._rank(entry.request)
+                self._queue.rekey(number, rank.remaining, memory_tokens=rank.memory_tokens)
 
     def _first_by_key(self) -> tuple[float, int] | None:
         if not self._entries:
             return None
-        number = self._by_key.peek()
-        return self._key(self._entries[number]), number
-
-    def _key(self, entry: _Entry) -> float:
-        return entry.rank.key(self._options.aging_rate, self._options.memory_weight)
+        number = self._queue.peek()
+        return self._queue.key(number), number
 
     def _rank(self, request: Any) -> Rank:
         rank = self._ranker.rank(request)
@@ -193,26 +185,14 @@ class WaitingQueue:
 
     def _push(self, request: Any) -> None:
         live, rank = self._ranker.live(request), self._rank(request)
-        self._by_key.push(live.number, rank.remaining, rank.arrival_s, memory_tokens=rank.memory_tokens)
-        if self._options.wait_cap_s is not None:
-            self._by_wait.push(live.number, 1.0, live.queued_s)
-        self._entries[live.number] = _Entry(live.number, request, rank, live.queued_s)
+        self._queue.push(
+            live.number, rank.remaining, rank.arrival_s, memory_tokens=rank.memory_tokens, queued_s=live.queued_s
+        )
+        self._entries[live.number] = _Entry(live.number, request, live.queued_s)
         self._numbers[request.request_id] = live.number
 
     def _take(self, number: int) -> Any:
         entry = self._entries.pop(number)
         del self._numbers[entry.request.request_id]
-        self._by_key.remove(number)
-        if self._options.wait_cap_s is not None:
-            self._by_wait.remove(number)
+        self._queue.remove(number)
         return entry.request
-
-    def _overdue(self) -> int | None:
-        if self._options.wait_cap_s is None or not self._entries:
-            return None
-        oldest = self._by_wait.peek()
-        return oldest if self._now - self._entries[oldest].queued_s >= self._options.wait_cap_s else None
-
-    def _first(self) -> int:
-        overdue = self._overdue()
-        return self._by_key.peek() if overdue is None else overdue

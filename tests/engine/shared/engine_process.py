@@ -100,7 +100,7 @@ class SharedEngineServer(EngineServer):
         if hasattr(scheduler, "leap_slots"):
             seen["gated"] = scheduler.leap_slots.slot_waits
             seen["promotions"] = scheduler.leap_slots.promotions
-            seen["evictions"] = scheduler.leap_evict.evictions
+            seen["evictions"] = scheduler.leap_evict.evicted
         return seen
 
     def _start_counting(self) -> None:

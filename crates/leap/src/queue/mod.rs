@@ -1,8 +1,10 @@
 //! Priority queue with aging. A key that does not change while a request waits (see [`static_key`]) lets an indexed heap
 //! serve exponential aging without ever being rebuilt.
 
+mod cap;
 mod heap;
 
+pub use cap::{Head, WaitCap};
 pub use heap::KeyedHeap;
 
 use crate::{Error, Result};
@@ -15,8 +17,13 @@ use rustc_hash::FxHashMap;
 /// is the exponential aging S * gamma^(waited / tau) with aging_rate = -ln(gamma) / tau, written so that the time which
 /// all requests share drops out.
 pub fn static_key(remaining: f64, aging_rate: f64, arrival_s: f64, memory_weight: f64, memory_tokens: f64) -> f64 {
+    key_of_ln(remaining.ln(), aging_rate, arrival_s, memory_weight, memory_tokens)
+}
+
+/// [`static_key`] of a request whose remaining tokens are given by their logarithm.
+pub fn key_of_ln(ln_remaining: f64, aging_rate: f64, arrival_s: f64, memory_weight: f64, memory_tokens: f64) -> f64 {
     let memory = if memory_weight == 0.0 { 0.0 } else { memory_weight * memory_tokens.max(1.0).ln() };
-    remaining.ln() + memory + aging_rate * arrival_s
+    ln_remaining + memory + aging_rate * arrival_s
 }
 
 /// Seconds for which a request of `s1` remaining tokens can be overtaken by later ones of `s2`: ln(s1 / s2) /
@@ -45,12 +52,11 @@ struct Waiting {
 pub struct AgingQueue {
     aging_rate: f64,
     memory_weight: f64,
-    wait_cap_s: Option<f64>,
     slots: FxHashMap<u64, u32>,
     waiting: Vec<Waiting>,
     free: Vec<u32>,
     by_key: KeyedHeap,
-    by_arrival: KeyedHeap,
+    cap: WaitCap,
     pushed: u64,
 }
 
@@ -63,12 +69,11 @@ impl AgingQueue {
         Ok(Self {
             aging_rate: not_negative("aging_rate", aging_rate)?,
             memory_weight: 0.0,
-            wait_cap_s: None,
             slots: FxHashMap::default(),
             waiting: Vec::new(),
             free: Vec::new(),
             by_key: KeyedHeap::new(),
-            by_arrival: KeyedHeap::new(),
+            cap: WaitCap::new(None),
             pushed: 0,
         })
     }
@@ -82,12 +87,13 @@ impl AgingQueue {
         Ok(self)
     }
 
-    /// The same with a wait in seconds after which a request goes first in [`AgingQueue::pop_at`]; None for no cap.
+    /// The same with a wait in seconds after which a request goes first in [`AgingQueue::pop_at`]; None for no cap. For
+    /// an empty queue.
     ///
     /// # Errors
     /// [`Error::Config`] where the cap is negative or not finite.
     pub fn with_wait_cap_s(mut self, wait_cap_s: Option<f64>) -> Result<Self> {
-        self.wait_cap_s = wait_cap_s.map(|cap| not_negative("wait_cap_s", cap)).transpose()?;
+        self.cap = WaitCap::new(wait_cap_s.map(|cap| not_negative("wait_cap_s", cap)).transpose()?);
         Ok(self)
     }
 
@@ -105,8 +111,25 @@ impl AgingQueue {
     /// # Errors
     /// As [`AgingQueue::push`], and where `memory_tokens` is negative or not finite.
     pub fn push_with_memory(&mut self, id: u64, remaining: f64, arrival_s: f64, memory_tokens: f64) -> Result<()> {
-        if !arrival_s.is_finite() {
-            return Err(Error::Config(format!("request {id}: arrival_s: expected a finite number, got {arrival_s}")));
+        self.push_queued(id, remaining, arrival_s, memory_tokens, arrival_s)
+    }
+
+    /// [`AgingQueue::push_with_memory`] of a request that waits since `queued_s`, as one does that was preempted.
+    ///
+    /// # Errors
+    /// As [`AgingQueue::push_with_memory`], and where `queued_s` is not finite.
+    pub fn push_queued(
+        &mut self,
+        id: u64,
+        remaining: f64,
+        arrival_s: f64,
+        memory_tokens: f64,
+        queued_s: f64,
+    ) -> Result<()> {
+        for (name, time) in [("arrival_s", arrival_s), ("queued_s", queued_s)] {
+            if !time.is_finite() {
+                return Err(Error::Config(format!("request {id}: {name}: expected a finite number, got {time}")));
+            }
         }
         let key = self.key_of(id, remaining, arrival_s, memory_tokens)?;
         if self.slots.contains_key(&id) {
@@ -125,7 +148,7 @@ impl AgingQueue {
         };
         self.slots.insert(id, slot);
         self.by_key.push(slot, key, self.pushed);
-        self.by_arrival.push(slot, arrival_s, self.pushed);
+        self.cap.enter(slot, queued_s, self.pushed);
         self.pushed += 1;
         Ok(())
     }
@@ -136,11 +159,11 @@ impl AgingQueue {
         Some(self.take(slot))
     }
 
-    /// Takes out the request that goes first at time `now_s`: the oldest, once it has waited longer than the wait cap,
-    /// else the smallest key.
+    /// Takes out the request that goes first at time `now_s`: the oldest, once it has waited for the wait cap, else the
+    /// smallest key.
     pub fn pop_at(&mut self, now_s: f64) -> Option<u64> {
-        let slot = self.first_at(now_s)?;
-        Some(self.take(slot))
+        let head = self.first_at(now_s)?;
+        Some(self.take(head.id))
     }
 
     /// The request that [`AgingQueue::pop`] would take.
@@ -150,7 +173,13 @@ impl AgingQueue {
 
     /// The request that [`AgingQueue::pop_at`] would take.
     pub fn peek_at(&self, now_s: f64) -> Option<u64> {
-        self.first_at(now_s).map(|slot| self.waiting[slot as usize].id)
+        self.head(now_s).map(|head| head.id)
+    }
+
+    /// [`AgingQueue::peek_at`], and whether the wait cap has a part in it.
+    pub fn head(&self, now_s: f64) -> Option<Head<u64>> {
+        let Head { id: slot, overdue, promoted } = self.first_at(now_s)?;
+        Some(Head { id: self.waiting[slot as usize].id, overdue, promoted })
     }
 
     /// Takes out `id`; false where it is not in.
@@ -213,14 +242,13 @@ impl AgingQueue {
         self.aging_rate
     }
 
-    fn first_at(&self, now_s: f64) -> Option<u32> {
-        let overdue = self.wait_cap_s.and_then(|cap| self.by_arrival.peek().filter(|&(_, since)| now_s - since > cap));
-        overdue.or_else(|| self.by_key.peek()).map(|(slot, _)| slot)
+    fn first_at(&self, now_s: f64) -> Option<Head<u32>> {
+        self.by_key.peek().map(|(slot, _)| self.cap.head(slot, now_s))
     }
 
     fn take(&mut self, slot: u32) -> u64 {
         self.by_key.remove(slot);
-        self.by_arrival.remove(slot);
+        self.cap.leave(slot);
         let id = self.waiting[slot as usize].id;
         self.slots.remove(&id);
         self.free.push(slot);

@@ -3,7 +3,7 @@
 
 use super::engine::Engine;
 use super::state::Step;
-use crate::slots::select_slots;
+use crate::levers::Contender;
 
 impl Engine<'_> {
     /// Composes the next step; `None` when there is nothing to do. Progress is booked here, as vLLM does when it
@@ -87,9 +87,13 @@ impl Engine<'_> {
         }
     }
 
+    /// Residents that could decode.
+    pub(super) fn contenders(&self) -> usize {
+        self.decoding.len() as usize + self.ready.len()
+    }
+
     fn choose_decoders(&mut self, step: &mut Step) {
-        let slots = self.config.slots();
-        if self.decoding.len() + self.ready.len() as u32 <= slots {
+        if !self.slots.bind(self.contenders()) {
             for id in std::mem::take(&mut self.ready) {
                 self.start_decoding(id, step);
             }
@@ -100,27 +104,19 @@ impl Engine<'_> {
         if !self.slots_changed && now < self.next_slot_choice {
             return;
         }
-        // In order of arrival, which decides between equal keys.
         let mut ids: Vec<u32> = self.decoding.members().chain(self.ready.iter().copied()).collect();
         ids.sort_unstable();
-        let holds = |id: u32| self.slots_bound && self.decoding.contains(id);
-        let keys: Vec<f64> = ids.iter().map(|&id| self.ranker.slot_key(id, self.generated(id), holds(id))).collect();
-        let since_decode = |&id: &u32| match self.decoding.contains(id) {
-            true => 0,
-            false => (now - self.requests[id as usize].last_decode_step) as u32,
+        let contender = |&id: &u32| {
+            let decodes = self.decoding.contains(id);
+            let waited = if decodes { 0 } else { (now - self.requests[id as usize].last_decode_step) as u32 };
+            let key = self.ranker.slot_key(id, self.generated(id));
+            Contender { key, waited, holds: self.slots_bound && decodes }
         };
-        let waited: Vec<u32> = ids.iter().map(since_decode).collect();
-        let chosen = select_slots(&keys, &waited, slots as usize, self.spec.wait_cap_steps);
+        let contenders: Vec<Contender> = ids.iter().map(contender).collect();
+        let choice = self.slots.choose(&contenders);
+        self.tally.wait_cap_promotions += choice.promoted as u64;
         let mut is_chosen = vec![false; ids.len()];
-        for &i in &chosen {
-            is_chosen[i as usize] = true;
-        }
-        let cap = self.spec.wait_cap_steps;
-        let promoted = chosen.iter().filter(|&&i| cap.is_some_and(|cap| waited[i as usize] >= cap)).count() as u64;
-        if promoted > 0 {
-            let by_key = select_slots(&keys, &waited, slots as usize, None);
-            self.tally.wait_cap_promotions += chosen.iter().filter(|i| by_key.binary_search(i).is_err()).count() as u64;
-        }
+        choice.chosen.iter().for_each(|&i| is_chosen[i as usize] = true);
         self.ready = ids.iter().zip(&is_chosen).filter(|(_, chosen)| !**chosen).map(|(&id, _)| id).collect();
         for (&id, &is_chosen) in ids.iter().zip(&is_chosen) {
             match (self.decoding.contains(id), is_chosen) {
@@ -131,8 +127,8 @@ impl Engine<'_> {
         }
         self.slots_changed = false;
         self.slots_bound = true;
-        // A promoted sequence has its one token after this step, and competes by its key again.
-        self.next_slot_choice = if promoted > 0 { now + 1 } else { self.next_choice() };
+        // One that was overdue has its one token after this step, and competes by its key again.
+        self.next_slot_choice = if choice.overdue > 0 { now + 1 } else { self.next_choice() };
     }
 
     /// The step at which the choice of slots may come out otherwise although nobody came or went.

@@ -24,6 +24,7 @@ use super::waiting::Waiting;
 use crate::Result;
 use crate::levers::admission::{Admission, KvGrowth, Request as Candidate};
 use crate::levers::aging::Aging;
+use crate::levers::{Evictor, Running, Slots};
 
 /// A composed step and the equal ones behind it, in time.
 pub(super) struct Span {
@@ -67,15 +68,14 @@ pub(super) struct Engine<'a> {
     pub(super) slots_changed: bool,
     /// Whether somebody was without a slot in the last composed step.
     pub(super) slots_bound: bool,
-    /// Whether the slots lever has arranged the running list for the last step.
-    pub(super) shuffled: bool,
+    pub(super) slots: Slots,
+    pub(super) running: Running,
     pub(super) next_slot_choice: u64,
     /// The first of the queue, if the last composed step refused it a seat or blocks.
     pub(super) refused: Option<u32>,
     /// Those that were preempted in the step being composed with their last token under way.
     pub(super) passing: Vec<u32>,
-    /// When the evict lever may act again.
-    pub(super) next_evict_s: f64,
+    pub(super) evictor: Evictor,
     delayed: VecDeque<(f64, u32)>,
     pub(super) flights: VecDeque<Flight>,
     pub(super) admissions: u64,
@@ -127,11 +127,17 @@ impl<'a> Engine<'a> {
             blocked: None,
             slots_changed: true,
             slots_bound: false,
-            shuffled: false,
+            slots: Slots::new(config.slots() as usize, spec.wait_cap_steps, spec.hysteresis),
+            running: Running::new(
+                config.slots() as usize,
+                config.max_num_batched_tokens as usize,
+                config.block_size as usize,
+                1,
+            ),
             next_slot_choice: 0,
             refused: None,
             passing: Vec::new(),
-            next_evict_s: 0.0,
+            evictor: Evictor::new(spec.evict_factor, spec.evict_per_s),
             delayed: VecDeque::new(),
             flights: VecDeque::new(),
             admissions: 0,
@@ -333,7 +339,7 @@ impl<'a> Engine<'a> {
             return 0;
         }
         // A step still in flight that frees a seat or brings a hidden state lands before the next composition.
-        let slots_bind = self.decoding.len() + self.ready.len() as u32 > self.config.slots();
+        let slots_bind = self.slots.bind(self.contenders());
         let estimates_matter = slots_bind || self.spec.levers.evict;
         let changes = |flight: &Flight| !flight.done.is_empty() || (estimates_matter && !flight.prefilled.is_empty());
         if self.flights.iter().any(changes) {
@@ -352,8 +358,7 @@ impl<'a> Engine<'a> {
             return 0;
         }
         // A resident that decodes may become bad enough to be evicted with any token.
-        let may_evict = self.spec.levers.evict && self.spec.evict_per_s > 0.0 && self.next_evict_s <= self.now;
-        if !self.waiting.is_empty() && may_evict {
+        if !self.waiting.is_empty() && self.spec.levers.evict && self.evictor.ready(self.now) {
             return 0;
         }
         if let Some(at) = self.next_decision(seat_free, slots_bind, arrival) {
@@ -368,7 +373,7 @@ impl<'a> Engine<'a> {
     }
 
     /// The next moment from outside that could change what the following step does.
-    fn next_decision(&mut self, seat_free: bool, slots_bind: bool, arrival: Option<f64>) -> Option<f64> {
+    fn next_decision(&self, seat_free: bool, slots_bind: bool, arrival: Option<f64>) -> Option<f64> {
         let evicts = self.spec.levers.evict;
         // A score that comes in orders the slots, and the last one gives the GPU back.
         let scores = (slots_bind || self.spec.gpu_share > 0.0) && self.ranker.is_delayed();
@@ -380,9 +385,7 @@ impl<'a> Engine<'a> {
         let matters = seat_free || evicts || scores || several || counts || self.waiting.is_empty();
         let outside = arrival.into_iter().chain(self.next_score()).filter(|_| matters).min_by(f64::total_cmp);
         let promotion = if seat_free || evicts { self.waiting.next_promotion() } else { None };
-        let eviction = (evicts && !self.waiting.is_empty() && self.spec.evict_per_s > 0.0)
-            .then_some(self.next_evict_s)
-            .filter(|&at| at > self.now);
+        let eviction = if evicts && !self.waiting.is_empty() { self.evictor.next_s(self.now) } else { None };
         [outside, promotion.filter(|&at| at > self.now), eviction].into_iter().flatten().min_by(f64::total_cmp)
     }
 

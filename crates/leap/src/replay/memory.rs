@@ -3,9 +3,7 @@
 
 use super::blocks::Held;
 use super::engine::Engine;
-
-/// After a look at all residents that found nobody to evict, the next one is not before so many seconds.
-const LOOK_S: f64 = 0.05;
+use crate::levers::{Candidate, Claim, last_by_key};
 
 impl Engine<'_> {
     /// Blocks that hold `tokens` tokens.
@@ -93,17 +91,13 @@ impl Engine<'_> {
     }
 
     /// Who loses its KV cache when blocks run out: as in vLLM, the last in its list. Without the slots lever that is the
-    /// one admitted last; under it those without a slot and those that prefill stand behind those that decode, both by
-    /// key, and a request whose last token is under way before all.
+    /// one admitted last; under it the list has been arranged, since memory is short, but not for those who have nothing
+    /// more to get.
     pub(super) fn victim(&self) -> Option<u32> {
-        if !self.spec.levers.slots {
-            return self.residents.iter().copied().max_by_key(|&id| self.requests[id as usize].admitted);
+        if self.spec.levers.slots {
+            return last_by_key(self.listed(true)).map(|resident| resident.number as u32);
         }
-        let worst = |ids: &mut dyn Iterator<Item = u32>| {
-            let keyed = ids.map(|id| (self.ranker.slot_key(id, self.generated(id), false), id));
-            keyed.max_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, id)| id)
-        };
-        worst(&mut self.ready.iter().chain(&self.prefilling).copied()).or_else(|| worst(&mut self.decoding.members()))
+        self.residents.iter().copied().max_by_key(|&id| self.requests[id as usize].admitted)
     }
 
     pub(super) fn is_ending(&self, id: u32) -> bool {
@@ -157,44 +151,32 @@ impl Engine<'_> {
         self.slots_changed = true;
     }
 
-    /// The evict lever: for the first of the queue, if the last step refused it, the worst of those that could decode
-    /// (of equals the last to arrive) give way, each by `evict_factor` worse than its key, until it has a seat and its
-    /// blocks; nobody, if that cannot be reached. They are put back into the queue when this step has gone through it.
+    /// The evict lever, for the first of the queue if the last step refused it. Who gives way is put back into the queue
+    /// when this step has gone through it.
     pub(super) fn evict(&mut self) -> Vec<u32> {
-        let rate = self.spec.evict_per_s;
-        if !self.spec.levers.evict || rate <= 0.0 || self.now < self.next_evict_s || self.refused.is_none() {
+        if !self.spec.levers.evict || self.refused.is_none() || !self.evictor.ready(self.now) {
             return Vec::new();
         }
         let head = self.waiting.head(self.now, &self.input.arrival_s).map(|head| head.id);
         let Some(head) = head.filter(|_| head == self.refused) else { return Vec::new() };
-        let bar = self.ranker.evict_key(head, self.generated(head)) + self.spec.evict_factor.ln();
-        let mut worse: Vec<(f64, u32)> = self
-            .decoding
-            .members()
-            .chain(self.ready.iter().copied())
-            .map(|id| (self.ranker.evict_key(id, self.generated(id)), id))
-            .filter(|&(key, _)| key > bar)
-            .collect();
-        worse.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
         // What it may find cached is not looked up for this.
         let need = self.blocks_for(self.requests[head as usize].prompt + self.generated(head) + 1);
-        let mut free = self.pool.free();
-        let mut seats = u32::from((self.residents.len() as u32) < self.config.max_num_seqs);
-        let mut victims = Vec::new();
-        for (_, id) in worse {
-            if free >= need && seats > 0 {
-                break;
-            }
-            victims.push(id);
-            let alone = |&&held: &&Held| self.pool.references(held) == 1;
-            free += self.requests[id as usize].blocks.iter().filter(alone).count() as u32;
-            seats += 1;
-        }
-        if victims.is_empty() || free < need || seats == 0 {
-            self.next_evict_s = self.now + LOOK_S;
-            return Vec::new();
-        }
-        self.next_evict_s = self.now + victims.len() as f64 / rate;
+        let claim = Claim {
+            key: self.ranker.evict_key(head, self.generated(head)),
+            blocks: need as usize,
+            seat: self.residents.len() as u32 >= self.config.max_num_seqs,
+        };
+        let ids: Vec<u32> = self.decoding.members().chain(self.ready.iter().copied()).collect();
+        let candidate =
+            |&id: &u32| Candidate { key: self.ranker.evict_key(id, self.generated(id)), number: u64::from(id) };
+        let candidates: Vec<Candidate> = ids.iter().map(candidate).collect();
+        let (requests, pool) = (&self.requests, &self.pool);
+        let own_blocks = |i: usize| {
+            let held = &requests[ids[i] as usize].blocks;
+            held.iter().filter(|&&held| pool.references(held) == 1).count()
+        };
+        let victims = self.evictor.victims(&claim, &candidates, own_blocks, pool.free() as usize, self.now);
+        let victims: Vec<u32> = victims.into_iter().map(|i| ids[i]).collect();
         for &id in &victims {
             self.give_way(id);
         }

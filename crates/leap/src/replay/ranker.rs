@@ -294,7 +294,7 @@ impl<'a> Ranker<'a> {
         }
     }
 
-    fn key(&self, id: u32, generated: u32, memory_weight: f64, hysteresis: f64) -> f64 {
+    fn key(&self, id: u32, generated: u32, memory_weight: f64) -> f64 {
         let (remaining, mean) = self.remaining(id, generated);
         let prompt = f64::from(self.trace.prompt_tokens[self.row(id)]);
         let tokens = prompt + f64::from(generated) + mean / 2.0;
@@ -307,7 +307,7 @@ impl<'a> Ranker<'a> {
         };
         let remaining =
             if is_length { self.clock.boosted(remaining, arrival, self.spec.is_squared()) } else { remaining };
-        static_key(remaining / hysteresis, 1.0, arrival.aged, memory_weight, tokens)
+        static_key(remaining, 1.0, arrival.aged, memory_weight, tokens)
     }
 
     /// The request's own length, where the policy knows anything of it.
@@ -332,19 +332,17 @@ impl<'a> Ranker<'a> {
 
     /// Key of a request in the waiting queue.
     pub fn queue_key(&self, id: u32, generated: u32) -> f64 {
-        if self.spec.levers.queue { self.key(id, generated, self.spec.memory_weight, 1.0) } else { f64::from(id) }
+        if self.spec.levers.queue { self.key(id, generated, self.spec.memory_weight) } else { f64::from(id) }
     }
 
     /// Key of a request against others for KV memory, in the unit of the queue's key.
     pub fn evict_key(&self, id: u32, generated: u32) -> f64 {
-        self.key(id, generated, self.spec.memory_weight, 1.0)
+        self.key(id, generated, self.spec.memory_weight)
     }
 
-    /// Key of a resident for the decode slots; one that `holds` a slot gives it up only to a request so many times
-    /// shorter as the hysteresis says.
-    pub fn slot_key(&self, id: u32, generated: u32, holds: bool) -> f64 {
-        let hysteresis = if holds { self.spec.hysteresis } else { 1.0 };
-        let key = || self.key(id, generated, self.spec.slots_memory_weight, hysteresis);
+    /// Key of a resident for the decode slots.
+    pub fn slot_key(&self, id: u32, generated: u32) -> f64 {
+        let key = || self.key(id, generated, self.spec.slots_memory_weight);
         if self.spec.levers.slots { key() } else { f64::from(id) }
     }
 

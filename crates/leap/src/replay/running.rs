@@ -2,49 +2,39 @@
 //! requests that end with one step give their blocks back, and so whose cached blocks are handed out first.
 
 use super::engine::Engine;
+use crate::levers::{Look, Part, Resident, order};
 
 impl Engine<'_> {
-    /// Arranges the list for the next step as the slots lever does: those that have nothing to do, those that decode,
-    /// then those that prefill and those without a slot.
+    /// Arranges the list for the next step as the slots lever does.
     pub(super) fn arrange(&mut self) {
-        // Without a prefix cache nothing depends on the order.
+        // Without a prefix cache nothing depends on the order but who is preempted, and that is asked for then.
         if !self.spec.levers.slots || !self.config.enable_prefix_caching {
             return;
         }
-        // More than a step can take at most are free otherwise.
-        let most = 2 * self.residents.len() as u32 + self.blocks_for(self.config.max_num_batched_tokens);
-        let short = self.pool.free() < most;
-        let roomy = self.residents.len() as u32 <= self.config.slots() && !short;
-        if !std::mem::replace(&mut self.shuffled, !roomy) && roomy {
+        let look = self.running.look(self.residents.len(), self.pool.free() as usize, false);
+        if look == Look::Leave {
             return;
         }
-        let place = |&id: &u32| self.requests[id as usize].admitted;
-        let mut idle: Vec<u32> = self.residents.iter().copied().filter(|&id| self.is_ending(id)).collect();
-        idle.sort_unstable_by_key(place);
-        let mut chosen: Vec<u32> = self.decoding.members().collect();
-        let mut tail = self.prefilling.clone();
-        if short {
-            tail.extend(&self.ready);
-            chosen = self.by_key(&chosen);
-            tail = self.by_key(&tail);
-        } else if self.ready.is_empty() {
-            chosen.sort_unstable_by_key(place);
-        } else {
-            chosen.sort_unstable();
-            let behind = tail.len();
-            tail.extend(&self.ready);
-            tail[behind..].sort_unstable();
-        }
-        for id in idle.into_iter().chain(chosen).chain(tail) {
-            self.requests[id as usize].admitted = self.admissions;
+        let short = look == Look::ArrangeByKey;
+        let idle = self.residents.iter().copied().filter(|&id| self.is_ending(id));
+        let idle = idle.map(|id| self.resident(id, Part::Idle, false));
+        let listed: Vec<Resident> = idle.chain(self.listed(short)).collect();
+        for i in order(&listed, short) {
+            self.requests[listed[i as usize].number as usize].admitted = self.admissions;
             self.admissions += 1;
         }
     }
 
-    fn by_key(&self, ids: &[u32]) -> Vec<u32> {
-        let key = |&id: &u32| (self.ranker.slot_key(id, self.generated(id), false), id);
-        let mut keyed: Vec<(f64, u32)> = ids.iter().map(key).collect();
-        keyed.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        keyed.into_iter().map(|(_, id)| id).collect()
+    /// All residents for whom the step has something, or could have; `by_key` where keys will be asked for.
+    pub(super) fn listed(&self, by_key: bool) -> impl Iterator<Item = Resident> {
+        let decodes = self.decoding.members().map(|id| (id, Part::Decodes));
+        let prefills = self.prefilling.iter().map(|&id| (id, Part::Prefills));
+        let gated = self.ready.iter().map(|&id| (id, Part::Gated));
+        decodes.chain(prefills).chain(gated).map(move |(id, part)| self.resident(id, part, by_key))
+    }
+
+    fn resident(&self, id: u32, part: Part, by_key: bool) -> Resident {
+        let key = if by_key { self.ranker.slot_key(id, self.generated(id)) } else { 0.0 };
+        Resident { part, key, number: u64::from(id), stands: self.requests[id as usize].admitted }
     }
 }

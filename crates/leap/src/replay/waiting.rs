@@ -1,9 +1,9 @@
 //! The waiting queue of one simulated engine: by a static key, or by response ratio, with an optional cap on the time
 //! that anyone waits. Requests are named by their place in the order of arrival.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::queue::KeyedHeap;
+use crate::queue::{Head, KeyedHeap, WaitCap};
 
 /// Who waits, and who is next.
 #[derive(Debug)]
@@ -12,9 +12,7 @@ pub struct Waiting {
     /// When each request entered the queue; NaN when it is not in it.
     since: Vec<f64>,
     len: usize,
-    wait_cap_s: Option<f64>,
-    /// In order of entry; an entry is stale when its time is no longer the request's.
-    entries: VecDeque<(u32, f64)>,
+    cap: WaitCap,
     waited_s: f64,
     /// Entries so far: of equal keys the first in is the first out.
     pushed: u64,
@@ -27,17 +25,6 @@ enum Discipline {
     ResponseRatio(BTreeMap<u32, BTreeSet<u32>>),
 }
 
-/// The request that is next.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Head {
-    /// The request.
-    pub id: u32,
-    /// Whether it has waited past the cap.
-    pub overdue: bool,
-    /// Whether the wait cap put it before somebody with a better key.
-    pub promoted: bool,
-}
-
 impl Waiting {
     /// An empty queue for `requests` requests, by key or by response ratio.
     pub fn new(requests: usize, response_ratio: bool, wait_cap_s: Option<f64>) -> Self {
@@ -46,15 +33,7 @@ impl Waiting {
         } else {
             Discipline::Keyed(KeyedHeap::new())
         };
-        Self {
-            order,
-            since: vec![f64::NAN; requests],
-            len: 0,
-            wait_cap_s,
-            entries: VecDeque::new(),
-            waited_s: 0.0,
-            pushed: 0,
-        }
+        Self { order, since: vec![f64::NAN; requests], len: 0, cap: WaitCap::new(wait_cap_s), waited_s: 0.0, pushed: 0 }
     }
 
     /// Requests that wait.
@@ -92,13 +71,10 @@ impl Waiting {
                 classes.entry(service).or_default().insert(id);
             }
         }
+        self.cap.enter(id, now, self.pushed);
         self.pushed += 1;
         self.since[id as usize] = now;
         self.len += 1;
-        if self.wait_cap_s.is_some() {
-            let place = self.entries.iter().rposition(|&(_, since)| since <= now).map_or(0, |at| at + 1);
-            self.entries.insert(place, (id, now));
-        }
     }
 
     /// Gives a waiting request another key.
@@ -109,13 +85,8 @@ impl Waiting {
     }
 
     /// Who is next at time `now`; `arrival_s` are the arrivals by request.
-    pub fn head(&mut self, now: f64, arrival_s: &[f64]) -> Option<Head> {
-        let next = self.by_order(now, arrival_s)?;
-        let cap = self.wait_cap_s.unwrap_or(f64::INFINITY);
-        match self.oldest() {
-            Some((id, since)) if now - since >= cap => Some(Head { id, overdue: true, promoted: id != next }),
-            _ => Some(Head { id: next, overdue: false, promoted: false }),
-        }
+    pub fn head(&self, now: f64, arrival_s: &[f64]) -> Option<Head<u32>> {
+        self.by_order(now, arrival_s).map(|first| self.cap.head(first, now))
     }
 
     /// Who would be next without a cap.
@@ -134,9 +105,8 @@ impl Waiting {
     }
 
     /// When the wait cap will next put somebody first.
-    pub fn next_promotion(&mut self) -> Option<f64> {
-        let cap = self.wait_cap_s?;
-        self.oldest().map(|(_, since)| since + cap)
+    pub fn next_promotion(&self) -> Option<f64> {
+        self.cap.next_promotion()
     }
 
     /// Takes a request out of the queue.
@@ -154,18 +124,9 @@ impl Waiting {
                 }
             }
         }
+        self.cap.leave(id);
         self.waited_s += now - self.since[id as usize];
         self.since[id as usize] = f64::NAN;
         self.len -= 1;
-    }
-
-    fn oldest(&mut self) -> Option<(u32, f64)> {
-        while let Some(&(id, since)) = self.entries.front() {
-            if self.since[id as usize] == since {
-                return Some((id, since));
-            }
-            self.entries.pop_front();
-        }
-        None
     }
 }

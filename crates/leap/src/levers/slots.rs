@@ -1,7 +1,72 @@
-//! Which residents decode next: the smallest keys get the decode slots, but whoever has waited past the cap goes first.
+//! Which residents decode next: the smallest keys get the decode slots, but whoever has waited past the cap goes first,
+//! and who has a slot keeps it against those that are hardly better.
 
+use super::rank_of_key;
 use crate::queue::static_key;
 use crate::{Error, Result};
+
+/// The decode slots of one engine.
+#[derive(Clone, Debug)]
+pub struct Slots {
+    slots: usize,
+    wait_cap_steps: Option<u32>,
+    ln_hysteresis: f64,
+}
+
+/// A resident that could decode.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Contender {
+    /// Smaller is better.
+    pub key: f64,
+    /// Steps since it last decoded.
+    pub waited: u32,
+    /// Whether it had a slot in the last step, and somebody had none.
+    pub holds: bool,
+}
+
+/// Who decodes in a step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// Indices of the contenders that decode, ascending.
+    pub chosen: Vec<u32>,
+    /// How many of them have waited past the cap.
+    pub overdue: usize,
+    /// How many of them decode only because they have.
+    pub promoted: usize,
+}
+
+impl Slots {
+    /// So many slots. Who has waited `wait_cap_steps` goes first; a contender takes a slot from one that has it only if
+    /// it is `hysteresis` times shorter.
+    pub fn new(slots: usize, wait_cap_steps: Option<u32>, hysteresis: f64) -> Self {
+        Self { slots, wait_cap_steps, ln_hysteresis: hysteresis.ln() }
+    }
+
+    /// Whether so many contenders are more than there are slots.
+    pub fn bind(&self, contenders: usize) -> bool {
+        contenders > self.slots
+    }
+
+    /// Whether who has waited so many steps goes first.
+    pub fn is_overdue(&self, waited: u32) -> bool {
+        self.wait_cap_steps.is_some_and(|cap| waited >= cap)
+    }
+
+    /// Who decodes. The contenders are in the order of arrival, which decides between equal keys.
+    pub fn choose(&self, contenders: &[Contender]) -> Choice {
+        let key = |contender: &Contender| contender.key - if contender.holds { self.ln_hysteresis } else { 0.0 };
+        let keys: Vec<f64> = contenders.iter().map(key).collect();
+        let waited: Vec<u32> = contenders.iter().map(|contender| contender.waited).collect();
+        let chosen = select_slots(&keys, &waited, self.slots, self.wait_cap_steps);
+        let overdue = chosen.iter().filter(|&&i| self.is_overdue(waited[i as usize])).count();
+        let mut promoted = 0;
+        if overdue > 0 {
+            let by_key = select_slots(&keys, &waited, self.slots, None);
+            promoted = chosen.iter().filter(|i| by_key.binary_search(i).is_err()).count();
+        }
+        Choice { chosen, overdue, promoted }
+    }
+}
 
 /// Indices of the residents that decode in this step, ascending.
 ///
@@ -49,16 +114,6 @@ pub fn select_slots_into(
             chosen.push(i);
         }
     }
-}
-
-/// An integer that orders as the key does, above every u32: the bits of a float order as sign and magnitude, so
-/// positive ones get the sign bit and negative ones are turned over. Both zeros are one, any NaN is last.
-fn rank_of_key(key: f64) -> u64 {
-    if key.is_nan() {
-        return u64::MAX;
-    }
-    let bits = (key + 0.0).to_bits();
-    if bits >> 63 == 0 { bits | 1 << 63 } else { !bits }
 }
 
 /// [`select_slots`] with the keys of [`static_key`] made from remaining tokens and arrival times, all of one length n.

@@ -421,6 +421,83 @@ class Evictor:
         """
 
 @final
+class Admission:
+    """Whether the first of the queue may come in, by the KV cache that all inside are predicted to grow into.
+
+    For a check: ``progressed`` for all residents, then ``has_room``. After every step ``stepped``.
+    """
+
+    def __new__(cls, groups: Sequence[tuple[int, int | None]], usable_blocks: int, recompute_share: float) -> Self:
+        """``groups`` are KV caches: tokens of a block, and the most blocks that a request ever holds there."""
+
+    def admitted(self, id: int, *, prompt: int, cap: int, shared_blocks: int, table: RemainingTable | None) -> None:
+        """A request came in. ``cap``: tokens that it stops at; ``shared_blocks``: those that others held already;
+        ``table``: its own length, None to go by the lengths that have finished."""
+
+    def left(self, id: int) -> None:
+        """A resident has ended, or has given its blocks to somebody better."""
+
+    def preempted(self, id: int) -> None:
+        """A resident has lost its blocks for want of memory."""
+
+    def learned(self, id: int, table: RemainingTable | None) -> None:
+        """More is known of a resident's length, or less."""
+
+    def finished(self, tokens: int) -> None:
+        """A request has finished with so many tokens."""
+
+    def progressed(self, ids: Sequence[int], generated: Sequence[int]) -> None:
+        """Residents have generated so many tokens by now."""
+
+    def has_room(
+        self, *, prompt: int, generated: int, cap: int, shared_blocks: int, table: RemainingTable | None
+    ) -> bool:
+        """Whether such a request may come in beside those inside."""
+
+    def held(self) -> None:
+        """The first of the queue was held back in a step."""
+
+    def stepped(self, computed: int, recomputed: int) -> None:
+        """A step computed so many tokens, of which some had been computed before."""
+
+    @property
+    def holds(self) -> int:
+        """Steps in which the first of the queue was held back."""
+
+    @property
+    def z(self) -> float:
+        """Standard deviations that have to be left free."""
+
+    @property
+    def peak_ratio(self) -> float | None:
+        """What residents came to hold over what had been predicted; None before the first look back."""
+
+@final
+class AgingClock:
+    """By how much waiting has raised everybody, in e-foldings: what it shows at a request's arrival is in its keys."""
+
+    def __new__(cls, *, per_wait: float | None = None, per_second: float | None = None) -> Self:
+        """e-foldings a standing wait, or a second."""
+
+    def at(self, time_s: float) -> float:
+        """What it shows at a time that is not before the last step."""
+
+    def arrival(self, time_s: float) -> tuple[float, float]:
+        """What it shows, and the mean length of those that have finished (infinite before the first)."""
+
+    def finished(self, tokens: int | None) -> None:
+        """A request has ended; None where its tokens say nothing of a length."""
+
+    def step(self, now_s: float, waiting: int) -> None:
+        """A step has been composed, after which so many requests wait."""
+
+    def boosted(self, ln_remaining: Sequence[float], mean_tokens: Sequence[float], *, squared: bool) -> list[float]:
+        """Logarithms of remaining lengths as aging compares them, from a share of the mean on ever flatter.
+
+        ``squared`` where remaining is in tokens squared.
+        """
+
+@final
 class Planner:
     """Plans which residents decode in each step, and in which order the engine looks at them.
 
@@ -435,7 +512,6 @@ class Planner:
         block_size: int,
         groups: int,
         max_adapters: int | None,
-        aging_rate: float,
         hysteresis: float,
         wait_cap_steps: int | None,
     ) -> Self:
@@ -451,7 +527,7 @@ class Planner:
         """
 
     def plan(
-        self, ln_remaining: Sequence[float] | None = None, arrival_s: Sequence[float] | None = None
+        self, ln_remaining: Sequence[float] | None = None, aged: Sequence[float] | None = None
     ) -> tuple[list[int], list[int], list[int], int]:
         """Indices of all in their new order, of those passed over, of those whose waits count; how many go first by the
         wait cap alone."""
@@ -459,9 +535,7 @@ class Planner:
     def scheduled(self, got: Sequence[bool]) -> None:
         """Takes note of which of those whose waits count got a token."""
 
-    def settle(
-        self, ln_remaining: Sequence[float] | None = None, arrival_s: Sequence[float] | None = None
-    ) -> list[int]:
+    def settle(self, ln_remaining: Sequence[float] | None = None, aged: Sequence[float] | None = None) -> list[int]:
         """Forgets who has waited. Indices of those that are still passed over: residents of more adapters than fit."""
 
 def engine_presets() -> str:

@@ -21,7 +21,7 @@ from fake_setup import BLOCK, Job, Oracle, Setup, prompt_of
 from fake_worker import FakeEngine
 
 from leap_rs import _leap
-from leap_rs.vllm.options import LeapOptions
+from leap_rs.vllm.options import AGING, LeapOptions
 
 STEP_S = 1 / 64
 FREE = ("per_decode_seq_s", "per_kv_token_s", "per_token_over_free_s", "free_tokens", "per_prefill_pair_s")
@@ -66,6 +66,8 @@ class Case:
         if self.leap is None:
             return "fcfs"
         options = {"hysteresis": LeapOptions().hysteresis, **self.leap, "levers": "+".join(self.leap["levers"])}
+        if "aging_rate" not in options:
+            options.setdefault("aging", AGING)
         slots = options.pop("decode_slots", None)
         assert slots is None or slots <= self.setup.max_num_seqs
         name = "score:given:" if self.read is None else "leap:rls=off,"
@@ -109,6 +111,9 @@ class Readouts(Oracle):
 def by_engine(case: Case) -> list[Logged]:
     """The steps of vLLM's scheduler."""
     leap = None if case.leap is None else {"mode": "armed", **case.leap}
+    if leap is not None and case.read is None:
+        # Given lengths are in tokens, as the replayer takes them, and not in the unit of the Gittins order.
+        leap["order"] = "countdown"
     brain = Scores(case) if case.read is None else Readouts(case, case.read)
     engine = FakeEngine(replace(case.setup, leap=leap), brain)
     outcome = engine.run(case.jobs, cost=lambda step: STEP_S if step.scheduled else 0.0, most_steps=200_000)
@@ -241,6 +246,10 @@ def draw_case(seed: int, requests: int) -> Case:
             ["queue", "evict"],
             ["slots", "evict"],
             ["queue", "slots", "evict"],
+            ["admission"],
+            ["queue", "admission"],
+            ["queue", "slots", "admission"],
+            ["queue", "slots", "evict", "admission"],
         ]
     )
     families = rng.choice([0, 3])
@@ -261,7 +270,7 @@ def draw_case(seed: int, requests: int) -> Case:
         leap = {
             "levers": levers,
             **({"decode_slots": min(rng.choice([2, 3, 5, 16]), setup.max_num_seqs)} if "slots" in levers else {}),
-            "aging_rate": rng.choice([0, 0.05, 1.0]),
+            **rng.choice([{"aging_rate": 0}, {"aging_rate": 0.05}, {"aging": 2}, {"aging": 0.5}]),
             "memory_weight": rng.choice([0, 1]),
             "hysteresis": rng.choice([1, 1.1]),
             "evict_factor": rng.choice([1, 2]),

@@ -36,7 +36,10 @@ from leap_rs.vllm.compat import version_of
 pytestmark = pytest.mark.vllm
 
 STEPS = 2000
-LEVERS = (None, ["queue"], ["slots"], ["queue", "slots"], ["queue", "slots", "evict"])
+LEVERS = (
+    *(None, ["queue"], ["slots"], ["queue", "slots"], ["queue", "slots", "evict"]),
+    *(["admission"], ["queue", "admission"], ["queue", "slots", "evict", "admission"]),
+)
 PLAIN = Setup(max_num_batched_tokens=512, max_model_len=400, blocks=400, prefix_caching=False)
 SETTINGS: dict[str, Setup] = {
     "default": PLAIN,

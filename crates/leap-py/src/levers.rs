@@ -52,7 +52,7 @@ struct Planner {
 #[pymethods]
 impl Planner {
     #[new]
-    #[pyo3(signature = (*, slots, step_tokens, block_size, groups, max_adapters, aging_rate, hysteresis, wait_cap_steps))]
+    #[pyo3(signature = (*, slots, step_tokens, block_size, groups, max_adapters, hysteresis, wait_cap_steps))]
     #[expect(clippy::too_many_arguments, reason = "named options of the Python class")]
     fn new(
         slots: usize,
@@ -60,12 +60,10 @@ impl Planner {
         block_size: usize,
         groups: usize,
         max_adapters: Option<usize>,
-        aging_rate: f64,
         hysteresis: f64,
         wait_cap_steps: Option<u32>,
     ) -> Self {
-        let rules =
-            Rules { slots, step_tokens, block_size, groups, max_adapters, aging_rate, hysteresis, wait_cap_steps };
+        let rules = Rules { slots, step_tokens, block_size, groups, max_adapters, hysteresis, wait_cap_steps };
         Self { inner: leap::levers::Planner::new(&rules), residents: Vec::new() }
     }
 
@@ -80,14 +78,14 @@ impl Planner {
         self.residents.clear();
         for ((number, &class), adapter) in numbers.into_iter().zip(classes).zip(adapters) {
             let class = class_of(class)?;
-            self.residents.push(Active { number, class, adapter, ln_remaining: 0.0, arrival_s: 0.0 });
+            self.residents.push(Active { number, class, adapter, ln_remaining: 0.0, aged: 0.0 });
         }
         Ok(self.inner.wants_keys(&self.residents))
     }
 
-    #[pyo3(signature = (ln_remaining = None, arrival_s = None))]
-    fn plan(&mut self, ln_remaining: Option<Vec<f64>>, arrival_s: Option<Vec<f64>>) -> PyResult<Plan> {
-        self.set_keys(ln_remaining, arrival_s)?;
+    #[pyo3(signature = (ln_remaining = None, aged = None))]
+    fn plan(&mut self, ln_remaining: Option<Vec<f64>>, aged: Option<Vec<f64>>) -> PyResult<Plan> {
+        self.set_keys(ln_remaining, aged)?;
         let plan = self.inner.plan(&self.residents);
         Ok((plan.order, plan.gated, plan.contenders, plan.promoted))
     }
@@ -96,19 +94,19 @@ impl Planner {
         self.inner.scheduled(&got);
     }
 
-    #[pyo3(signature = (ln_remaining = None, arrival_s = None))]
-    fn settle(&mut self, ln_remaining: Option<Vec<f64>>, arrival_s: Option<Vec<f64>>) -> PyResult<Vec<u32>> {
-        self.set_keys(ln_remaining, arrival_s)?;
+    #[pyo3(signature = (ln_remaining = None, aged = None))]
+    fn settle(&mut self, ln_remaining: Option<Vec<f64>>, aged: Option<Vec<f64>>) -> PyResult<Vec<u32>> {
+        self.set_keys(ln_remaining, aged)?;
         Ok(self.inner.settle(&self.residents))
     }
 }
 
 impl Planner {
-    fn set_keys(&mut self, ln_remaining: Option<Vec<f64>>, arrival_s: Option<Vec<f64>>) -> PyResult<()> {
-        let (Some(ln_remaining), Some(arrival_s)) = (ln_remaining, arrival_s) else { return Ok(()) };
-        same_length(self.residents.len(), ln_remaining.len(), arrival_s.len())?;
-        for ((resident, ln), arrival) in self.residents.iter_mut().zip(ln_remaining).zip(arrival_s) {
-            (resident.ln_remaining, resident.arrival_s) = (ln, arrival);
+    fn set_keys(&mut self, ln_remaining: Option<Vec<f64>>, aged: Option<Vec<f64>>) -> PyResult<()> {
+        let (Some(ln_remaining), Some(aged)) = (ln_remaining, aged) else { return Ok(()) };
+        same_length(self.residents.len(), ln_remaining.len(), aged.len())?;
+        for ((resident, ln), aged) in self.residents.iter_mut().zip(ln_remaining).zip(aged) {
+            (resident.ln_remaining, resident.aged) = (ln, aged);
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 
 use pyo3::prelude::*;
 
+mod admission;
 mod error;
 mod levers;
 mod online;
@@ -23,6 +24,7 @@ fn _leap(m: &Bound<'_, PyModule>) -> PyResult<()> {
     prompt::register(m)?;
     order::register(m)?;
     levers::register(m)?;
+    admission::register(m)?;
     replay::register(m)?;
     stats::register(m)
 }

@@ -44,6 +44,7 @@ fn steps_in_which_nothing_came_or_went_change_nothing() {
 fn the_boost_leaves_short_ones_alone_and_flattens_long_ones() {
     let mut clock = AgingClock::new(Aging::PerWait(2.0));
     [50, 150].into_iter().for_each(|tokens| clock.finished(Some(tokens)));
+    clock.step(0.0, 0);
     let arrival = clock.arrival(0.0);
     assert!((arrival.mean_tokens - 100.0).abs() < 0.1);
     let arrival = Arrival { mean_tokens: 100.0, ..arrival };

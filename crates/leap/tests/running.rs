@@ -114,14 +114,13 @@ fn rules() -> Rules {
         block_size: 16,
         groups: 2,
         max_adapters: None,
-        aging_rate: 0.0,
         hysteresis: 1.0,
         wait_cap_steps: None,
     }
 }
 
 fn active(number: u64, class: Class, remaining: f64) -> Active {
-    Active { number, class, adapter: None, ln_remaining: remaining.ln(), arrival_s: 0.0 }
+    Active { number, class, adapter: None, ln_remaining: remaining.ln(), aged: 0.0 }
 }
 
 fn decoding(lengths: &[f64]) -> Vec<Active> {
@@ -198,12 +197,12 @@ fn a_holder_keeps_its_slot_until_another_is_shorter_by_the_factor() {
 }
 
 #[test]
-fn aging_is_worth_its_seconds() {
-    // ln 40 - ln 10 is worth 13.86 s at 0.1 per second.
-    for (late_s, gated) in [(13.8, 0), (13.9, 1)] {
+fn aging_is_worth_its_foldings() {
+    // ln 40 - ln 10 = 1.386.
+    for (aged, gated) in [(1.38, 0), (1.39, 1)] {
         let mut residents = decoding(&[40.0, 10.0]);
-        residents[1].arrival_s = late_s;
-        let mut planner = Planner::new(&Rules { aging_rate: 0.1, ..rules() });
+        residents[1].aged = aged;
+        let mut planner = Planner::new(&rules());
         assert_eq!(plan(&mut planner, &residents, ROOM).unwrap().gated, [gated]);
     }
 }

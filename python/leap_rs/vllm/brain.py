@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from leap_rs._leap import RemainingTable
+
 from .metrics import MetricsWriter
 
 Row = npt.NDArray[np.float32] | npt.NDArray[np.float16]
@@ -55,6 +57,13 @@ class MeanRemaining(Protocol):
 
     def mean_remaining(self, request_id: str, generated: int) -> float:
         """Expected tokens to come."""
+
+
+class KnownLengths(Protocol):
+    """A brain that also knows whole distributions, by which admission control looks ahead at the KV cache."""
+
+    def table(self, request_id: str) -> RemainingTable | None:
+        """What is known of a request's length; None where nothing is that has proven itself."""
 
 
 class Counted(Protocol):

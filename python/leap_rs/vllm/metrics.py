@@ -77,11 +77,17 @@ METRICS = (
     Metric("wait_cap_promotions", "counter", "Engine requests that went first because they had waited for too long."),
     Metric("evictions", "counter", "Residents that gave their KV cache to a waiting engine request."),
     Metric("blocked_requests", "gauge", "Waiting engine requests that vLLM has put off (LoRA, grammar, remote KV)."),
+    Metric(
+        "admission_holds", "counter", "Steps in which the first of the queue had no room for what it will grow into."
+    ),
+    Metric("recomputed_tokens", "counter", "Tokens that preempted engine requests computed again."),
+    Metric("kv_peak_ratio", "gauge", "KV blocks that residents came to hold over those predicted; NaN while unknown."),
     Metric("captures_missed", "counter", "Labels of engine requests whose hidden state never came in."),
 )
 OF_THE_SCHEDULER = (
     *(("mode", "shadow"), ("mode", "armed"), ("gated_requests", ""), ("slot_waits", "")),
     *(("wait_cap_promotions", ""), ("evictions", ""), ("blocked_requests", "")),
+    *(("admission_holds", ""), ("recomputed_tokens", ""), ("kv_peak_ratio", "")),
 )
 """Written by the scheduler's thread, with the value of the label; the others are the brain's."""
 
@@ -96,6 +102,7 @@ class MetricsWriter:
         self._places = {(m.name, value): (at, m.buckets) for m, value, at in _places(METRICS)}
         for readout in READOUTS:
             self.set("rank_correlation", float("nan"), readout)
+        self.set("kv_peak_ratio", float("nan"))
 
     @classmethod
     def create(cls, path: Path, *, model_name: str, engine: int) -> MetricsWriter:

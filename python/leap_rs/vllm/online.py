@@ -147,12 +147,12 @@ class OnlineBrain:
 
     def remaining_key(self, request_id: str, generated: int) -> float:
         """Natural logarithm of the remaining length by the order in force; before any estimate, of the running mean."""
-        table = self._table(request_id)
+        table = self.table(request_id)
         return math.log((self._neutral.remaining(0)) if table is None else table.remaining(generated))
 
     def mean_remaining(self, request_id: str, generated: int) -> float:
         """Expected tokens to come."""
-        table = self._table(request_id)
+        table = self.table(request_id)
         return self._neutral.mean_remaining(0) if table is None else table.mean_remaining(generated)
 
     def finished(
@@ -192,7 +192,8 @@ class OnlineBrain:
                 self._store.close()
             self.metrics.close()
 
-    def _table(self, request_id: str) -> RemainingTable | None:
+    def table(self, request_id: str) -> RemainingTable | None:
+        """What the readouts that have proven themselves know of a request, or its client has settled."""
         live = self._live.get(request_id)
         if live is None:
             return None

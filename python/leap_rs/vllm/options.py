@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from leap_rs._leap import ConfigError
+from leap_rs._leap import AgingClock, ConfigError
 
-LEVERS = ("queue", "slots", "evict")
+LEVERS = ("queue", "slots", "evict", "admission")
+Lever = Literal["queue", "slots", "evict", "admission"]
+AGING = 2.0
 _KEY, _ASIDE = "leap", "leap_options"
 
 Count = Annotated[int, Field(ge=1, lt=2**32)]
@@ -58,7 +60,8 @@ class LeapOptions(_Options):
 
     mode: Literal["shadow", "armed", "auto"] = "auto"
     """`shadow` predicts, learns and leaves the schedule alone; `auto` starts so and arms itself."""
-    levers: Annotated[tuple[Literal["queue", "slots", "evict"], ...], BeforeValidator(_levers)] = ("queue", "slots")
+    levers: Annotated[tuple[Lever, ...], BeforeValidator(_levers)] = ("queue", "admission")
+    """Where the plugin acts; where none are given and `decode_slots` are, the slots too."""
     decode_slots: Count | None = None
     """Residents that decode in a step; none: vLLM's `max_num_seqs`, so that nobody is gated."""
     layer: Annotated[int, Field(ge=0, le=4096)] | None = None
@@ -66,9 +69,14 @@ class LeapOptions(_Options):
     readout: Path | None = None
     order: Literal["gittins", "survival", "countdown", "fcfs"] = "gittins"
     objective: Literal["ptl", "e2el"] = "ptl"
-    aging_rate: NonNegative = 0.05
+    aging: NonNegative | None = None
+    """By how many e-foldings a request has risen when it has waited for the standing wait; none: 2, unless by the second."""
+    aging_rate: NonNegative | None = None
+    """The same in e-foldings a second."""
     memory_weight: NonNegative = 1.0
     """Weight of the KV term in the keys of queue and evict; the slots have none."""
+    recompute_share: Annotated[float, Field(ge=0.0001, le=0.5)] = 0.01
+    """Share of the computed tokens that admission control lets be computed again because somebody was preempted."""
     wait_cap_steps: Count | None = None
     wait_cap_s: Positive | None = None
     hysteresis: Factor = 1.1
@@ -85,9 +93,33 @@ class LeapOptions(_Options):
     record_every: Count = 256
     """Finished requests from one part of that trace to the next."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_slots(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "levers" not in values and values.get("decode_slots") is not None:
+            return {**values, "levers": ("queue", "slots", "admission")}
+        return values
+
+    @model_validator(mode="after")
+    def _one_aging(self) -> LeapOptions:
+        if self.aging is not None and self.aging_rate is not None:
+            raise ValueError("aging (a standing wait) and aging_rate (a second) exclude each other")
+        return self
+
     def has(self, lever: str) -> bool:
-        """Whether the order acts at `lever`; order fcfs acts nowhere."""
-        return lever in self.levers and self.order != "fcfs"
+        """Whether the plugin acts at `lever`. Order fcfs acts nowhere but in admission, which needs no order."""
+        return lever in self.levers and (self.order != "fcfs" or lever == "admission")
+
+    @property
+    def squared(self) -> bool:
+        """Whether remaining lengths are in tokens squared."""
+        return self.order == "gittins" and self.objective == "ptl"
+
+    def clock(self) -> AgingClock:
+        """A clock of the aging in force."""
+        if self.aging_rate is not None:
+            return AgingClock(per_second=self.aging_rate)
+        return AgingClock(per_wait=AGING if self.aging is None else self.aging)
 
 
 def given(vllm_config: Any) -> object:

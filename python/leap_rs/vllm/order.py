@@ -1,4 +1,4 @@
-"""What the core makes the keys of live requests of: remaining length, average KV cache, time of arrival.
+"""What the core makes the keys of live requests of: remaining length, average KV cache, the aging clock at arrival.
 
 One place that asks the brain. Whatever it answers, and if it fails, the engine goes on: a failure disarms for good.
 """
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from leap_rs._leap import static_key
+from leap_rs._leap import RemainingTable, static_key
 
 from .brain import Brain, Reason
 from .compat import LOG
@@ -31,6 +31,10 @@ class Live:
     number: int
     """Place in the order of arrival, and the request's id in the core's queues."""
     arrival_s: float
+    aged: float
+    """What the aging clock showed then."""
+    mean_tokens: float
+    """Mean length of those that had finished by then."""
     queued_s: float
     """When it last began to wait for admission: on arrival, or when it was preempted."""
     promised: int = 0
@@ -44,7 +48,7 @@ class Rank(NamedTuple):
 
     remaining: float
     memory_tokens: float
-    arrival_s: float
+    aged: float
 
 
 class Ranker:
@@ -65,11 +69,13 @@ class Ranker:
         self._clock = clock
         self._labels = labels
         self._recorder = recorder
+        self.aging = options.clock()
         # Arrivals are counted from the start of the engine: aging multiplies them, and digits are worth keeping.
         self._start_s = clock()
         self._live: dict[str, Live] = {}
         self._arrived = 0
         self._mean_remaining: Callable[[str, int], float] | None = getattr(brain, "mean_remaining", None)
+        self._table: Callable[[str], RemainingTable | None] | None = getattr(brain, "table", None)
         self.metrics: MetricsWriter | None = getattr(brain, "metrics", None)
         self.fault: str | None = None
 
@@ -92,7 +98,8 @@ class Ranker:
     def arrived(self, request: Any) -> None:
         """Takes a request in."""
         now = self.now()
-        self._live[request.request_id] = Live(self._arrived, now, now)
+        aged, mean_tokens = self.aging.arrival(now)
+        self._live[request.request_id] = Live(self._arrived, now, aged, mean_tokens, now)
         self._arrived += 1
         sampling = request.sampling_params
         self._ask(
@@ -121,15 +128,18 @@ class Ranker:
         live.queued_s = self.now()
         live.promised = request.num_output_tokens + request.num_output_placeholders
 
-    def finished(self, request: Any) -> None:
-        """Lets a request go."""
+    def finished(self, request: Any) -> int | None:
+        """Lets a request go; returns its length, where it has one."""
         live = self._live.pop(request.request_id, None)
         if live is None:
-            return
+            return None
         reason = _reason(request) if self._labels else "error"
+        length = int(request.num_output_tokens) if reason in ("stop", "length") and request.num_output_tokens else None
+        self.aging.finished(length)
         if self._recorder is not None:
             self._recorder.finished(request, reason, live.number, live.arrival_s, live.row)
         self._ask(lambda: self._brain.finished(request.request_id, reason, request.num_output_tokens), None)
+        return length
 
     def save(self) -> None:
         """Has the brain save what it has learned."""
@@ -152,28 +162,43 @@ class Ranker:
     def rank(self, request: Any) -> Rank:
         """The parts of a request's key, after the tokens that it has or will have once the steps under way are done."""
         live = self.live(request)
-        generated, request_id = _generated(request, live), request.request_id
-        remaining = math.exp(self.ln_remaining([request], [live])[0])
-        left = _left(request, generated)
-        mean = remaining
+        made, request_id = generated(request, live), request.request_id
+        ln = self._ln_remaining([request], [live])
+        remaining = math.exp(self._boosted(ln, [live])[0])
+        left = _left(request, made)
+        mean = math.exp(ln[0])
         expect = self._mean_remaining
         if expect is not None and self._options.memory_weight > 0:
-            mean = float(self._ask(lambda: expect(request_id, generated), remaining))
+            mean = float(self._ask(lambda: expect(request_id, made), mean))
         mean = min(mean, left) if mean > 0 else 0.0
-        return Rank(remaining, request.num_prompt_tokens + generated + mean / 2, live.arrival_s)
+        return Rank(remaining, request.num_prompt_tokens + made + mean / 2, live.aged)
 
     def ln_remaining(self, requests: Sequence[Any], lives: Sequence[Live]) -> list[float]:
-        """Logarithms of the remaining lengths of requests, of which `lives` are kept."""
-        generated = [_generated(request, live) for request, live in zip(requests, lives, strict=True)]
+        """Logarithms of the remaining lengths of requests as aging compares them; `lives` are what is kept of them."""
+        return self._boosted(self._ln_remaining(requests, lives), lives)
+
+    def table(self, request_id: str) -> RemainingTable | None:
+        """What is known of a request's length by those whose word counts; None where nothing is."""
+        know = self._table
+        found: RemainingTable | None = self._ask(lambda: know(request_id), None) if know is not None else None
+        return found
+
+    def _boosted(self, ln: list[float], lives: Sequence[Live]) -> list[float]:
+        if self._options.aging_rate is not None:
+            return ln
+        return self.aging.boosted(ln, [live.mean_tokens for live in lives], squared=self._options.squared)
+
+    def _ln_remaining(self, requests: Sequence[Any], lives: Sequence[Live]) -> list[float]:
+        counts = [generated(request, live) for request, live in zip(requests, lives, strict=True)]
 
         def ask() -> list[float]:
             remaining = self._brain.remaining_key
-            return [remaining(request.request_id, made) for request, made in zip(requests, generated, strict=True)]
+            return [remaining(request.request_id, made) for request, made in zip(requests, counts, strict=True)]
 
-        found: list[float] = self._ask(ask, [math.nan] * len(generated))
+        found: list[float] = self._ask(ask, [math.nan] * len(counts))
         if all(-_LARGEST_LN <= ln <= _LARGEST_LN for ln in found):
             return found
-        lefts = [math.log(_left(request, made)) for request, made in zip(requests, generated, strict=True)]
+        lefts = [math.log(_left(request, made)) for request, made in zip(requests, counts, strict=True)]
         return [
             left if math.isnan(ln) else min(max(ln, -_LARGEST_LN), _LARGEST_LN)
             for ln, left in zip(found, lefts, strict=True)
@@ -184,8 +209,8 @@ class Ranker:
         rank, options = self.rank(request), self._options
         return static_key(
             rank.remaining,
-            options.aging_rate,
-            rank.arrival_s,
+            1.0,
+            rank.aged,
             memory_weight=options.memory_weight,
             memory_tokens=rank.memory_tokens,
         )
@@ -202,7 +227,7 @@ class Ranker:
             return otherwise
 
 
-def _generated(request: Any, live: Live) -> int:
+def generated(request: Any, live: Live) -> int:
     """Tokens that a request has, or will have once the steps under way are done."""
     return int(max(request.num_output_tokens + request.num_output_placeholders, live.promised))
 

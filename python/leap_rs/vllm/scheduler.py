@@ -6,6 +6,7 @@ it looks at is put in order before it runs. Unarmed, nothing is touched, and the
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from leap_rs._leap import Evictor, Planner
 
+from .admission import Room
 from .brain import Brain, Watcher
 from .compat import LOG, Engine, check
 from .embedding import load_table
@@ -102,10 +104,11 @@ class _Levers:
         # Preempted while a step was under way: its tokens still come, and change the key.
         self._leap_drifting: list[Any] = []
         self._leap_blocked: str | None = None
+        self._leap_evicting = False
         self._leap_told: str | None = None
         self.leap_adapter_waits = 0
         self.leap_promotions = 0
-        self._leap_shown: tuple[int, ...] = (0,) * len(OF_THE_SCHEDULER)
+        self._leap_shown: tuple[float, ...] = (0,) * len(OF_THE_SCHEDULER)
         seats = self.max_num_running_reqs
         slots = min(self.leap_options.decode_slots or seats, seats)
         adapters = self.lora_config.max_loras if self.lora_config else None
@@ -115,18 +118,24 @@ class _Levers:
             block_size=self.block_size,
             groups=self._leap_groups(),
             max_adapters=adapters,
-            aging_rate=options.aging_rate,
             hysteresis=options.hysteresis,
             wait_cap_steps=options.wait_cap_steps,
         )
         self.leap_slots = Slots(self.leap, planner, self.max_model_len, adapters=adapters is not None)
         self.leap_evict = Evictor(options.evict_factor, options.evict_per_s)
         self.leap_queues: tuple[WaitingQueue, ...] = ()
-        if self.leap_options.has("queue"):
-            self.waiting = WaitingQueue(self.leap, self.leap_options)
+        self._leap_preempted: set[str] = set()
+        self.leap_recomputed_tokens = 0
+        # Shadow touches nothing.
+        acts = options.mode != "shadow" and options.has("admission")
+        self.leap_room = Room(self, self.leap, options) if acts else None
+        if self.leap_options.has("queue") or acts:
+            self.waiting = WaitingQueue(self.leap, self.leap_options, room=self.leap_room)
             self.leap_queues = (self.waiting,)
             if self._leap_engine.skipped_queue:
-                self.skipped_waiting: Any = WaitingQueue(self.leap, self.leap_options, holders_first=True)
+                self.skipped_waiting: Any = WaitingQueue(
+                    self.leap, self.leap_options, room=self.leap_room, holders_first=True
+                )
                 self.waiting.beside, self.skipped_waiting.beside = (self.skipped_waiting,), self.leap_queues
                 self.leap_queues += (self.skipped_waiting,)
         # An engine that goes on from a saved state may be armed before its first request.
@@ -146,16 +155,26 @@ class _Levers:
         rows = getattr(model_runner_output, "leap_rows", None)
         for request_id, row in (rows or {}).items():
             self.leap.state(request_id, row)
+            if self.leap_room is not None:
+                self.leap_room.learned(request_id)
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.leap.preempted(request)
+        self._leap_preempted.add(request.request_id)
         self._leap_drifting.append(request)
+        if self.leap_room is not None:
+            self.leap_room.left(request, preempted=not self._leap_evicting)
         return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self._leap_unread.discard(request.request_id)
-        self.leap.finished(request)
+        self._leap_preempted.discard(request.request_id)
+        ended = self.leap.finished(request)
+        if self.leap_room is not None:
+            self.leap_room.left(request, preempted=False)
+            if ended is not None:
+                self.leap_room.core.finished(ended)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
@@ -174,15 +193,19 @@ class _Levers:
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._leap_follow(self.leap.armed)
-        output = self._leap_step(args, kwargs)
+        now = self.leap.now()
+        output = self._leap_step(now, args, kwargs)
+        waiting = (
+            len(self.waiting) + len(getattr(self, "skipped_waiting", ())) + len(getattr(self, "kv_holding_waiting", ()))
+        )
+        self.leap.aging.step(now, waiting + self.leap_slots.gated_requests)
         self._leap_show()
         return output
 
-    def _leap_step(self, args: Any, kwargs: Any) -> Any:
+    def _leap_step(self, now: float, args: Any, kwargs: Any) -> Any:
         drifting, self._leap_drifting = self._leap_drifting, []
         if not self._leap_armed:
             return self._leap_run([], [], args, kwargs) if not self._leap_settling else self._leap_settle(args, kwargs)
-        now = self.leap.now()
         version = self.leap.version
         for queue in self.leap_queues:
             queue.begin_step(now)
@@ -204,6 +227,9 @@ class _Levers:
     def _leap_run(self, gated: list[Any], evicted: list[Any], args: Any, kwargs: Any) -> Any:
         """Runs vLLM's own step, in which it passes over `gated`; `evicted` come back into the queue after it."""
         held = self._leap_gate(gated)
+        room = self.leap_room
+        if room is not None:
+            room.begin()
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -215,8 +241,23 @@ class _Levers:
         if evicted:
             output.preempted_req_ids = {*(output.preempted_req_ids or ()), *(r.request_id for r in evicted)}
         self.leap_slots.passed_over(sum(request.status == RequestStatus.RUNNING for request in gated))
+        recomputed = self._leap_recomputed(output) if self._leap_preempted else 0
+        if room is not None:
+            room.end(output.total_num_scheduled_tokens, recomputed)
         self._leap_mark(output)
         return output
+
+    def _leap_recomputed(self, output: Any) -> int:
+        """Tokens that those who come back in this step compute again, less what was still cached."""
+        back = self._leap_preempted & output.num_scheduled_tokens.keys()
+        self._leap_preempted -= back
+        recomputed = 0
+        for request_id in back:
+            request = self.requests[request_id]
+            cached = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
+            recomputed += max(request.num_tokens - cached, 0)
+        self.leap_recomputed_tokens += recomputed
+        return recomputed
 
     def _leap_settle(self, args: Any, kwargs: Any) -> Any:
         """A step after disarming: the first, and as long as those once gated bring more adapters than a step may have."""
@@ -229,7 +270,7 @@ class _Levers:
             return
         self._leap_armed = armed
         self._leap_version = self.leap.version
-        for queue in self.leap_queues:
+        for queue in self.leap_queues if self.leap_options.has("queue") else ():
             queue.arm(armed)
         if not armed:
             self._leap_settling = True
@@ -268,7 +309,19 @@ class _Levers:
         put_off = self.skipped_waiting if self._leap_engine.skipped_queue else getattr(self, "deferred_waiting", ())
         slots, armed = self.leap_slots, self._leap_armed
         promotions, evictions = slots.promotions + self.leap_promotions, self.leap_evict.evicted
-        counts = (not armed, armed, slots.gated_requests, slots.slot_waits, promotions, evictions, len(put_off))
+        holds, ratio = 0, math.nan
+        if self.leap_room is not None:
+            holds, ratio = self.leap_room.core.holds, self.leap_room.core.peak_ratio or math.nan
+        counts: tuple[float, ...] = (
+            not armed,
+            armed,
+            slots.gated_requests,
+            slots.slot_waits,
+            promotions,
+            evictions,
+            len(put_off),
+        )
+        counts += (holds, self.leap_recomputed_tokens, ratio)
         if self.leap.metrics is not None and counts != self._leap_shown:
             for (name, value), count, shown in zip(OF_THE_SCHEDULER, counts, self._leap_shown, strict=True):
                 if count != shown:
@@ -320,11 +373,13 @@ class _Levers:
             return []
         gone = set(victims)
         self.running[:] = [request for request in self.running if request not in gone]
+        self._leap_evicting = True
         for request in victims:
             self._preempt_request(request, time.monotonic())
             self.waiting.remove_request(request)
             # The V1 runner keeps rows of the step before; this request is not one of them any more.
             self.prev_step_scheduled_req_ids.discard(request.request_id)
+        self._leap_evicting = False
         return victims
 
     def _leap_own_blocks(self, request: Any) -> int:
@@ -333,7 +388,7 @@ class _Levers:
 
     def _select_waiting_queue_for_scheduling(self) -> Any:
         """Until 0.31 vLLM asks here which queue is next: by key, those that were skipped compete with all others."""
-        if not (self._leap_armed and self.leap_queues):
+        if not (self._leap_armed and self.leap_options.has("queue")):
             return super()._select_waiting_queue_for_scheduling()  # type: ignore[misc]
         return self._leap_next_queue()
 
@@ -343,7 +398,8 @@ class _Levers:
 
     def _leap_first(self) -> Any:
         """Who is next for admission, None if nobody waits."""
-        queue = self._leap_next_queue() if self.leap_queues else getattr(self, "skipped_waiting", None) or self.waiting
+        by_key = self._leap_armed and self.leap_options.has("queue")
+        queue = self._leap_next_queue() if by_key else getattr(self, "skipped_waiting", None) or self.waiting
         return queue.peek_request() if queue else None
 
     # The way to the hidden states.

@@ -95,7 +95,7 @@ class Slots:
         numbers = [live.number for live in lives]
         if not self._planner.wants_keys(numbers, classes(running, self._max_model_len), adapters):
             return ()
-        return self._ranker.ln_remaining(running, lives), [live.arrival_s for live in lives]
+        return self._ranker.ln_remaining(running, lives), [live.aged for live in lives]
 
 
 def _adapter(request: Any) -> int | None:

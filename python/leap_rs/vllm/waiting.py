@@ -13,6 +13,7 @@ from typing import Any
 
 from leap_rs._leap import AgingQueue
 
+from .admission import Room
 from .options import LeapOptions
 from .order import Rank, Ranker
 
@@ -30,9 +31,12 @@ class _Entry:
 class WaitingQueue:
     """A `RequestQueue` of vLLM by duck typing. In the core's queues a request goes by its number in the ranker."""
 
-    def __init__(self, ranker: Ranker, options: LeapOptions, *, holders_first: bool = False) -> None:
+    def __init__(
+        self, ranker: Ranker, options: LeapOptions, *, room: Room | None = None, holders_first: bool = False
+    ) -> None:
         self._ranker = ranker
         self._options = options
+        self._room = room
         self._holders_first = holders_first
         self._fcfs: deque[Any] = deque()
         # Kept here as well as in the ranker, which forgets a request before vLLM takes it out of the queue.
@@ -49,7 +53,7 @@ class WaitingQueue:
 
     def _empty(self) -> AgingQueue:
         options = self._options
-        return AgingQueue(options.aging_rate, memory_weight=options.memory_weight, wait_cap_s=options.wait_cap_s)
+        return AgingQueue(1.0, memory_weight=options.memory_weight, wait_cap_s=options.wait_cap_s)
 
     # What vLLM calls.
 
@@ -70,12 +74,12 @@ class WaitingQueue:
             self.prepend_request(request)
 
     def peek_request(self) -> Any:
-        if not self:
+        if len(self) == 0:
             raise IndexError("peek from an empty queue")
         return self._entries[self._queue.peek(self._now)].request if self.armed else self._fcfs[0]
 
     def pop_request(self) -> Any:
-        if not self:
+        if len(self) == 0:
             raise IndexError("pop from an empty queue")
         if not self.armed:
             return self._fcfs.popleft()
@@ -108,7 +112,10 @@ class WaitingQueue:
                 self._take(number)
 
     def __bool__(self) -> bool:
-        return len(self) > 0
+        """Also False while vLLM looks for whom to admit and the first has no room."""
+        if len(self) == 0:
+            return False
+        return self._room is None or self._room.lets_in(self._first_of_all())
 
     def __len__(self) -> int:
         return len(self._entries) if self.armed else len(self._fcfs)
@@ -170,6 +177,12 @@ class WaitingQueue:
                 rank = self._rank(entry.request)
                 self._queue.rekey(number, rank.remaining, memory_tokens=rank.memory_tokens)
 
+    def _first_of_all(self) -> Any:
+        """Whom vLLM would look at next: by key the first of both queues, else the first of this one."""
+        queues = (self, *self.beside) if self.armed else (self,)
+        heads = [(head, queue) for queue in queues if (head := queue.head()) is not None]
+        return (min(heads, key=lambda pair: pair[0])[1] if heads else self).peek_request()
+
     def _first_by_key(self) -> tuple[float, int] | None:
         if not self._entries:
             return None
@@ -186,7 +199,7 @@ class WaitingQueue:
     def _push(self, request: Any) -> None:
         live, rank = self._ranker.live(request), self._rank(request)
         self._queue.push(
-            live.number, rank.remaining, rank.arrival_s, memory_tokens=rank.memory_tokens, queued_s=live.queued_s
+            live.number, rank.remaining, rank.aged, memory_tokens=rank.memory_tokens, queued_s=live.queued_s
         )
         self._entries[live.number] = _Entry(live.number, request, live.queued_s)
         self._numbers[request.request_id] = live.number

@@ -36,7 +36,7 @@ impl Aging {
 pub struct Arrival {
     /// V at the arrival, in e-foldings: what a key holds.
     pub aged: f64,
-    /// Mean length of those that had finished, in tokens; infinite where none had.
+    /// Mean length of those that had finished by the last step, in tokens; infinite where none had.
     pub mean_tokens: f64,
 }
 
@@ -59,6 +59,8 @@ pub struct AgingClock {
     finished: u64,
     lengths: f64,
     tokens: f64,
+    /// Their mean when the last step was composed.
+    mean_tokens: f64,
 }
 
 impl AgingClock {
@@ -78,6 +80,7 @@ impl AgingClock {
             finished: 0,
             lengths: 0.0,
             tokens: 0.0,
+            mean_tokens: f64::INFINITY,
         }
     }
 
@@ -91,8 +94,7 @@ impl AgingClock {
 
     /// A request arrives at `time_s`, which is not before the last step.
     pub fn arrival(&self, time_s: f64) -> Arrival {
-        let mean_tokens = if self.lengths > 0.0 { self.tokens / self.lengths } else { f64::INFINITY };
-        Arrival { aged: self.at(time_s), mean_tokens }
+        Arrival { aged: self.at(time_s), mean_tokens: self.mean_tokens }
     }
 
     /// A request has ended with so many tokens; none where they say nothing of a length, since it was aborted.
@@ -106,6 +108,10 @@ impl AgingClock {
     /// A step has been composed at `now_s`, after which so many requests wait: for admission, or inside for a slot.
     pub fn step(&mut self, now_s: f64, waiting: u64) {
         let finished = std::mem::take(&mut self.finished);
+        // As of a step, so that it does not matter whether an arrival is heard of before an end or after it.
+        if self.lengths > 0.0 {
+            self.mean_tokens = self.tokens / self.lengths;
+        }
         let Aging::PerWait(alpha) = self.aging else { return };
         if waiting == self.waiting && finished == 0 {
             return;

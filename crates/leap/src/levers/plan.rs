@@ -30,8 +30,8 @@ pub struct Active {
     pub adapter: Option<u64>,
     /// Logarithm of its remaining tokens; read only where [`Planner::wants_keys`].
     pub ln_remaining: f64,
-    /// When it arrived, in seconds; read with `ln_remaining`.
-    pub arrival_s: f64,
+    /// What the aging clock showed when it arrived, in e-foldings; read with `ln_remaining`.
+    pub aged: f64,
 }
 
 /// What holds for every step of an engine.
@@ -47,8 +47,6 @@ pub struct Rules {
     pub groups: usize,
     /// Adapters of a step.
     pub max_adapters: Option<usize>,
-    /// Aging in 1/s.
-    pub aging_rate: f64,
     /// A resident takes a slot from one that has it only if it is so many times shorter.
     pub hysteresis: f64,
     /// A resident that has not decoded for so many steps gets the next slot.
@@ -74,7 +72,6 @@ pub struct Planner {
     running: Running,
     slots: Slots,
     max_adapters: Option<usize>,
-    aging_rate: f64,
     look: Look,
     /// Steps since residents last decoded, of those that have waited; and who had a slot while others had none.
     waited: FxHashMap<u64, u32>,
@@ -91,7 +88,6 @@ impl Planner {
             running: Running::new(rules.slots, rules.step_tokens, rules.block_size, rules.groups),
             slots: Slots::new(rules.slots, rules.wait_cap_steps, rules.hysteresis),
             max_adapters: rules.max_adapters,
-            aging_rate: rules.aging_rate,
             look: Look::Leave,
             waited: FxHashMap::default(),
             holders: FxHashSet::default(),
@@ -174,14 +170,14 @@ impl Planner {
             let number = residents[i].number;
             let waited = self.waited.get(&number).copied().unwrap_or(0);
             let overdue = if self.slots.is_overdue(waited) { waited } else { 0 };
-            Adapted { adapter: residents[i].adapter, key: self.key(&residents[i]), number, overdue }
+            Adapted { adapter: residents[i].adapter, key: Self::key(&residents[i]), number, overdue }
         };
         let adapted: Vec<Adapted> = active.iter().map(adapted).collect();
         adapters::beyond(&adapted, most).into_iter().map(|at| active[at]).collect()
     }
 
-    fn key(&self, resident: &Active) -> f64 {
-        key_of_ln(resident.ln_remaining, self.aging_rate, resident.arrival_s, 0.0, 0.0)
+    fn key(resident: &Active) -> f64 {
+        key_of_ln(resident.ln_remaining, 1.0, resident.aged, 0.0, 0.0)
     }
 
     fn listed(&self, resident: &Active, stands: u64) -> Resident {
@@ -190,7 +186,7 @@ impl Planner {
             Class::Decoding => Part::Decodes,
             Class::Prefilling => Part::Prefills,
         };
-        Resident { part, key: self.key(resident), number: resident.number, stands }
+        Resident { part, key: Self::key(resident), number: resident.number, stands }
     }
 
     fn contender(&self, resident: &Resident) -> Contender {

@@ -97,6 +97,8 @@ pub struct Reference<'a> {
     pub room: Room,
     /// Decayed number and sum of the lengths that have finished.
     lengths: (f64, f64),
+    /// Their mean when the last step was composed.
+    mean: Option<f64>,
     pub recomputed_tokens: u64,
     /// The head that the last step refused a seat or blocks.
     refused: Option<usize>,
@@ -150,6 +152,7 @@ impl<'a> Reference<'a> {
             clock: Clock::default(),
             room: Room::default(),
             lengths: (0.0, 0.0),
+            mean: None,
             recomputed_tokens: 0,
             refused: None,
             next_eviction_s: 0.0,
@@ -219,7 +222,7 @@ impl<'a> Reference<'a> {
         let id = self.sent;
         self.requests[id].sent = sent;
         self.requests[id].aged = self.clock.at(self.spec.aging, sent);
-        self.requests[id].mean = (self.lengths.0 > 0.0).then(|| self.lengths.1 / self.lengths.0);
+        self.requests[id].mean = self.mean;
         self.sent += 1;
         self.inside += 1;
         self.enqueue(id, sent);
@@ -372,6 +375,7 @@ impl<'a> Reference<'a> {
         self.waiting.retain(|&id| !self.requests[id].ends());
         let without_slot = |id: &&usize| self.residents.contains(id) && !decoding.contains(id);
         let gated = could.iter().filter(without_slot).count();
+        self.mean = (self.lengths.0 > 0.0).then(|| self.lengths.1 / self.lengths.0);
         self.clock.step(self.spec.aging, now, self.waiting.len() + gated);
         if decoding.is_empty() && prefilling.is_empty() {
             return None;

@@ -1,0 +1,209 @@
+"""The lever admission: what vLLM's requests are to the core's admission control, and what its answer is to vLLM.
+
+While vLLM's `schedule` runs, the waiting queue is empty as soon as its head has no room for what it will grow into; whoever
+looks at it in between, metrics among them, sees all that wait. Needs no order and no readout: where nothing is known of a
+request it goes by the lengths that have finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from leap_rs._leap import Admission
+
+from .compat import LOG
+from .options import LeapOptions
+from .order import Ranker, generated
+
+# Residents whose lengths are asked for anew in one step when predictions have changed.
+RELEARNED_A_STEP = 256
+
+
+def groups_of(kv_cache_config: Any, block_size: int) -> list[tuple[int, int | None]]:
+    """Tokens of a block, and the most blocks that a request ever holds, for each KV cache."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) <= 1:
+        # Tokens of all ranks that share a block, where vLLM spreads the KV cache over several.
+        return [(block_size, _most(groups[0].kv_cache_spec, block_size) if groups else None)]
+    sizes = [int(group.kv_cache_spec.block_size) for group in groups]
+    return [(size, _most(group.kv_cache_spec, size)) for group, size in zip(groups, sizes, strict=True)]
+
+
+def _most(spec: Any, block_size: int) -> int | None:
+    window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+    if window:
+        return -(-int(window) // block_size) + 1
+    if "Mamba" in type(spec).__name__:
+        return 2 + int(getattr(spec, "num_speculative_blocks", 0))
+    return None
+
+
+class Room:
+    """Says in the midst of vLLM's step whether the head of a queue may come in."""
+
+    def __init__(self, scheduler: Any, ranker: Ranker, options: LeapOptions) -> None:
+        blocks = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
+        groups = groups_of(scheduler.kv_cache_config, scheduler.block_size)
+        self.core = Admission(groups, blocks, options.recompute_share)
+        self._scheduler = scheduler
+        self._ranker = ranker
+        # Numbers of the requests that the core knows as residents, by the name that vLLM has for them.
+        self._inside: dict[str, int] = {}
+        self._version = ranker.version
+        self._to_relearn: list[Any] = []
+        self._in_step = False
+        self._progressed = False
+        self._held = False
+        self._asked: tuple[str, int] | None = None
+        self._answer = True
+        self.fault: str | None = None
+
+    # Between the steps.
+
+    def left(self, request: Any, *, preempted: bool) -> None:
+        """A request has ended, or has lost its blocks."""
+        number = self._inside.pop(request.request_id, None)
+        if number is None:
+            return
+        if preempted:
+            self.core.preempted(number)
+        else:
+            self.core.left(number)
+
+    def learned(self, request_id: str) -> None:
+        """More is known of a request's length."""
+        number = self._inside.get(request_id)
+        if number is not None:
+            self.core.learned(number, self._ranker.table(request_id))
+
+    # In a step.
+
+    def begin(self) -> None:
+        """VLLM's own step begins."""
+        self._in_step, self._progressed, self._held, self._asked = True, False, False, None
+
+    def end(self, computed: int, recomputed: int) -> None:
+        """It has ended, with so many tokens."""
+        self._in_step = False
+        self._try(self._enter, None)
+        self.core.stepped(computed, recomputed)
+
+    def lets_in(self, head: Any) -> bool:
+        """Whether vLLM may look at the head of a queue. Outside of its step it always may."""
+        if not self._in_step or self.fault is not None or self._ranker.fault is not None:
+            return True
+        place = head.request_id, len(self._scheduler.running)
+        if place != self._asked:
+            self._answer = bool(self._try(lambda: self._ask(head), True))
+            self._asked = place
+        return self._answer
+
+    def _try(self, call: Any, otherwise: Any) -> Any:
+        if self.fault is not None:
+            return otherwise
+        try:
+            return call()
+        except Exception as error:
+            # Serving matters more than memory: from here on vLLM admits as it does by itself.
+            self.fault = f"{type(error).__name__}: {error}"
+            LOG.exception("leap: admission control failed, so vLLM admits whatever fits at the moment from now on")
+            return otherwise
+
+    def _ask(self, head: Any) -> bool:
+        running = self._scheduler.running
+        # Before 0.32 every seat of the model runner may be taken.
+        seats = getattr(self._scheduler, "max_num_active_reqs", self._scheduler.max_num_running_reqs)
+        if not running or len(running) >= seats or not self._admissible(head):
+            return True
+        self._enter()
+        if not self._progressed:
+            self._progressed = True
+            self._relearn(running)
+            lives = [self._ranker.live(request) for request in running]
+            tokens = [generated(request, live) for request, live in zip(running, lives, strict=True)]
+            self.core.progressed([live.number for live in lives], tokens)
+        made = generated(head, self._ranker.live(head))
+        table = self._ranker.table(head.request_id)
+
+        def fits(shared_blocks: int) -> bool:
+            return self.core.has_room(
+                prompt=head.num_prompt_tokens,
+                generated=made,
+                cap=head.max_tokens,
+                shared_blocks=shared_blocks,
+                table=table,
+            )
+
+        # What it would find with others is looked up only where it decides.
+        if fits(0) or ((shared := self._shared_hits(head)) > 0 and fits(shared)):
+            return True
+        if not self._held:
+            self._held = True
+            self.core.held()
+        return False
+
+    def _admissible(self, head: Any) -> bool:
+        """Whether vLLM would admit the head if there were room: not one that it puts off, nor one that holds blocks."""
+        if head.num_computed_tokens > 0:
+            return False
+        if head.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+            grammar = getattr(getattr(head, "structured_output_request", None), "grammar", None)
+            return "GRAMMAR" in head.status.name and bool(grammar)
+        return not self._lacks_adapter(head)
+
+    def _lacks_adapter(self, head: Any) -> bool:
+        lora = self._scheduler.lora_config
+        if not lora or head.lora_request is None:
+            return False
+        in_use = {r.lora_request.lora_int_id for r in self._scheduler.running if r.lora_request}
+        return len(in_use) >= lora.max_loras and head.lora_request.lora_int_id not in in_use
+
+    def _enter(self) -> None:
+        """Tells the core of those who were admitted since it was last told; they stand at the end of vLLM's list."""
+        fresh = []
+        for request in reversed(self._scheduler.running):
+            if request.request_id in self._inside:
+                break
+            fresh.append(request)
+        for request in reversed(fresh):
+            live = self._ranker.live(request)
+            self._inside[request.request_id] = live.number
+            self.core.admitted(
+                live.number,
+                prompt=request.num_prompt_tokens,
+                cap=request.max_tokens,
+                shared_blocks=self._shared(request),
+                table=self._ranker.table(request.request_id),
+            )
+        if fresh and self._progressed:
+            lives = [self._ranker.live(request) for request in fresh]
+            tokens = [generated(request, live) for request, live in zip(fresh, lives, strict=True)]
+            self.core.progressed([live.number for live in lives], tokens)
+
+    def _relearn(self, running: Sequence[Any]) -> None:
+        version = self._ranker.version
+        if version != self._version:
+            self._version, self._to_relearn = version, list(running)
+        for request in self._to_relearn[:RELEARNED_A_STEP]:
+            self.learned(request.request_id)
+        del self._to_relearn[:RELEARNED_A_STEP]
+
+    def _shared(self, request: Any) -> int:
+        """Blocks that a request has just been given and that others hold too."""
+        return _count(self._scheduler.kv_cache_manager.get_blocks(request.request_id).blocks, least=2)
+
+    def _shared_hits(self, head: Any) -> int:
+        """Blocks that a waiting request would find with others."""
+        manager = self._scheduler.kv_cache_manager
+        if not manager.enable_caching or getattr(head, "skip_reading_prefix_cache", False):
+            return 0
+        # Not through the manager, which counts what is asked of it.
+        hits = manager.coordinator.find_longest_cache_hit(head.block_hashes, head.num_tokens - 1)
+        return _count(hits[0], least=1)
+
+
+def _count(groups: Iterable[Iterable[Any]], *, least: int) -> int:
+    return sum(block.ref_cnt >= least and not block.is_null for blocks in groups for block in blocks)

@@ -129,12 +129,13 @@ class _Levers:
         # Shadow touches nothing.
         acts = options.mode != "shadow" and options.has("admission")
         self.leap_room = Room(self, self.leap, options) if acts else None
+        lets_in = self.leap_room.lets_in if self.leap_room is not None else None
         if self.leap_options.has("queue") or acts:
-            self.waiting = WaitingQueue(self.leap, self.leap_options, room=self.leap_room)
+            self.waiting = WaitingQueue(self.leap, self.leap_options, lets_in=lets_in)
             self.leap_queues = (self.waiting,)
             if self._leap_engine.skipped_queue:
                 self.skipped_waiting: Any = WaitingQueue(
-                    self.leap, self.leap_options, room=self.leap_room, holders_first=True
+                    self.leap, self.leap_options, lets_in=lets_in, holders_first=True
                 )
                 self.waiting.beside, self.skipped_waiting.beside = (self.skipped_waiting,), self.leap_queues
                 self.leap_queues += (self.skipped_waiting,)

@@ -7,13 +7,12 @@ not admit in a step (a grammar that is not ready, the LoRA limit); by key it has
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from leap_rs._leap import AgingQueue
 
-from .admission import Room
 from .options import LeapOptions
 from .order import Rank, Ranker
 
@@ -32,11 +31,17 @@ class WaitingQueue:
     """A `RequestQueue` of vLLM by duck typing. In the core's queues a request goes by its number in the ranker."""
 
     def __init__(
-        self, ranker: Ranker, options: LeapOptions, *, room: Room | None = None, holders_first: bool = False
+        self,
+        ranker: Ranker,
+        options: LeapOptions,
+        *,
+        lets_in: Callable[[Any], bool] | None = None,
+        holders_first: bool = False,
     ) -> None:
         self._ranker = ranker
         self._options = options
-        self._room = room
+        # Whether vLLM may look at the first, where admission control has a say.
+        self._lets_in = lets_in
         self._holders_first = holders_first
         self._fcfs: deque[Any] = deque()
         # Kept here as well as in the ranker, which forgets a request before vLLM takes it out of the queue.
@@ -115,7 +120,7 @@ class WaitingQueue:
         """Also False while vLLM looks for whom to admit and the first has no room."""
         if len(self) == 0:
             return False
-        return self._room is None or self._room.lets_in(self._first_of_all())
+        return self._lets_in is None or self._lets_in(self._first_of_all())
 
     def __len__(self) -> int:
         return len(self._entries) if self.armed else len(self._fcfs)

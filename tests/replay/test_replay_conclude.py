@@ -65,6 +65,35 @@ def test_without_a_queue_no_policy_can_matter(make_document: Make, core_result: 
     assert "cuts" not in sentence
 
 
+def test_below_the_seats_the_cap_of_the_client_is_the_queue(
+    make_document: Make, core_result: Make, paired: Make
+) -> None:
+    same = [core_result(name, share=0.0, ptl=12.5, paired=paired((0.0, (0.0, 0.0)))) for name in ("fcfs", "leap")]
+    for cap, seats, options in ((16, 256, {}), (255, 256, {}), (64, 64, {"sweep": {"max_num_seqs": [64]}})):
+        (sentence,) = make_document(same, max_concurrency=cap, **options)["conclusions"]
+        assert sentence.endswith(
+            f": no policy can matter, because the client's cap of {cap} in flight (--max-concurrency) is the queue in "
+            f"front of the engine's {seats} seats, and no order of the server can act on it (give --max-concurrency above "
+            f"{seats}, or leave it out)."
+        )
+    above = make_document(same, max_concurrency=257)["conclusions"]
+    assert above == make_document(same)["conclusions"]
+    assert "because there is no queue" in above[0]
+
+
+def test_what_an_order_still_changes_comes_before_the_cap(make_document: Make, core_result: Make, paired: Make) -> None:
+    """Memory or decode slots may leave the server a choice below its seats."""
+    fcfs, leap = core_result("fcfs"), core_result("leap", ptl=80.0, paired=paired((-20.0, (-25.0, -15.0))))
+    said = (
+        " The client's cap of 16 in flight (--max-concurrency) is the queue in front of the engine's 256 seats, and no "
+        "order of the server can act on it."
+    )
+    for results in ([fcfs, leap], [leap], [fcfs], [fcfs, core_result("srpt-oracle", paired=paired((-30.0, None)))]):
+        free = make_document(results)["conclusions"][0]
+        assert make_document(results, max_concurrency=300)["conclusions"][0] == free
+        assert make_document(results, max_concurrency=16)["conclusions"][0] == free + said
+
+
 def test_slots_can_matter_without_a_queue(make_document: Make, core_result: Make, paired: Make) -> None:
     """Fewer decode slots than residents: nobody waits for admission and the order still changes what happens."""
     document = make_document(

@@ -70,6 +70,11 @@ def test_request_rate_inf_becomes_text_that_strict_json_can_carry() -> None:
         assert json.loads(json.dumps(point, allow_nan=False))["request_rate"] == "inf"
 
 
+def test_burstiness_inf_is_taken() -> None:
+    for spelling in ("inf", math.inf):
+        assert build({"burstiness": spelling}).burstiness == math.inf
+
+
 @pytest.mark.parametrize(
     ("values", "option", "part"),
     [
@@ -79,6 +84,8 @@ def test_request_rate_inf_becomes_text_that_strict_json_can_carry() -> None:
         ({"request_rate": math.nan}, "request_rate", "nan"),
         ({"request_rate": 0.0}, "request_rate", "greater than 0"),
         ({"burstiness": 0.0}, "burstiness", "greater than 0"),
+        ({"burstiness": math.nan}, "burstiness", "nan"),
+        ({"burstiness": -math.inf}, "burstiness", "greater than 0"),
         ({"seeds": 0}, "seeds", "0"),
         ({"seed": -1}, "seed", "-1"),
         ({"num_prompts": 0}, "num_prompts", "0"),

@@ -40,6 +40,32 @@ def test_100_requests_are_few_for_more_than_10_seats_under_load(
     assert all(f"takes {seats} at a time" in note and f"(--num-prompts {requests} " in note for note in notes)
 
 
+@pytest.mark.parametrize(("cap", "inside"), [(10, None), (11, 11), (300, 256)])
+def test_few_are_counted_against_what_the_client_lets_in(
+    make_document: Make, core_result: Make, cap: int, inside: int | None
+) -> None:
+    notes = about(make_document([core_result("fcfs")], max_concurrency=cap), "100 requests are few")
+    assert len(notes) == (inside is not None)
+    assert all(f"takes {inside} at a time" in note for note in notes)
+
+
+def test_the_header_says_that_the_cap_of_the_client_is_the_queue(make_document: Make, core_result: Make) -> None:
+    def header(seats: list[int], cap: int | None) -> str:
+        entries = [core_result("fcfs", point=point) for point in range(len(seats))]
+        document = make_document(entries, max_concurrency=cap, sweep={"max_num_seqs": seats})
+        return " ".join(report(document).split("\n\n")[0].split())
+
+    one = (
+        "the client's cap of 16 in flight (--max-concurrency) is the queue in front of the engine's 64 seats, and no "
+        "order of the server can act on it"
+    )
+    assert f") {one} " in header([64], 16)
+    assert "at 1 of 2 points the client's cap of 16 in flight" in header([8, 64], 16)
+    assert "the engine's seats (16 to 64), and no order" in header([16, 32, 64], 16)
+    for cap in (None, 65):
+        assert "client" not in header([64], cap)
+
+
 def test_no_queue_in_a_short_trace_is_not_blamed_on_the_load(make_document: Make, core_result: Make) -> None:
     for load, remedy in ((1.2, "--num-prompts 5120 repeats it"), (0.7, "raise --load")):
         entries = [core_result(name, share=0.0, ptl=12.5, load=load) for name in ("fcfs", "leap")]

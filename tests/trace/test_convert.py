@@ -55,17 +55,70 @@ def test_arrivals_are_gamma_and_seeded(
     assert written["inputs"][0]["notes"] == []
     assert "Gamma, 8 requests/s, burstiness 0.5, seed 3" in written["notes"][0]
     times = read_trace(out)["arrival_s"].to_numpy()
-    gaps = np.diff(times)
-    assert times[0] == 0.0
-    # Gamma of shape 0.5 and mean 1/8 has the variance (1/8)^2 / 0.5; five standard errors of each.
-    assert gaps.mean() == pytest.approx(1 / 8, rel=5 * np.sqrt(2 / 20_000))
-    assert gaps.std() / gaps.mean() == pytest.approx(np.sqrt(2), rel=0.06)
+    gaps = np.diff(times, prepend=0.0)
+    # The first request has a gap of its own, and the last of n comes at n / rate.
+    assert times[0] > 0.0
+    assert times[-1] == written["duration_s"] == 20_000 / 8
+    # Gamma of shape 0.5 has the coefficient of variation sqrt(2).
+    assert gaps.std() * 8 == pytest.approx(np.sqrt(2), rel=0.06)
     run([*words, "--seed", "3"], capsys)
     assert read_trace(out)["arrival_s"].to_numpy().tolist() == times.tolist()
     run([*words, "--seed", "4"], capsys)
     assert read_trace(out)["arrival_s"].to_numpy().tolist() != times.tolist()
     run(["convert", path, "--out", out, "--request-rate", "inf"], capsys)
     assert set(read_trace(out)["arrival_s"]) == {0.0}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("rate", "burstiness"), [("0.3", "1"), ("7", "0.5"), ("100", "8")])
+def test_the_last_arrival_is_at_n_over_the_rate_for_every_seed(
+    seed: int, rate: str, burstiness: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = lengths_file(tmp_path / "t.csv", 40), tmp_path / "out.parquet"
+    words: list[str | Path] = ["convert", path, "--out", out, "--burstiness", burstiness, "--seed", str(seed)]
+    for head in (1, 3, 40):
+        written = run([*words, "--request-rate", rate, "--head", str(head)], capsys)
+        times = read_trace(out)["arrival_s"].to_numpy()
+        assert len(times) == head
+        assert (times[-1], written["duration_s"]) == pytest.approx((head / float(rate),) * 2, rel=1e-15)
+        assert times[0] > 0.0
+        assert (np.diff(times) >= 0).all()
+
+
+def test_the_first_gap_is_drawn_like_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = lengths_file(tmp_path / "t.csv", 2), tmp_path / "out.parquet"
+    first = []
+    for seed in range(300):
+        run(["convert", path, "--out", out, "--request-rate", "2", "--seed", str(seed)], capsys)
+        first.append(read_trace(out)["arrival_s"][0])
+    # The first of two exponential gaps that sum to 1 is uniform on [0, 1]: no more than 1.95 / sqrt(n) off, one in a thousand.
+    assert np.abs(np.sort(first) - (np.arange(300) + 0.5) / 300).max() < 1.95 / np.sqrt(300)
+
+
+def test_an_infinite_shape_is_a_constant_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table, "PART_BYTES", 32)
+    path, out = lengths_file(tmp_path / "t.csv", 64), tmp_path / "out.parquet"
+    run(["convert", path, "--out", out, "--request-rate", "4", "--burstiness", "inf"], capsys)
+    assert read_trace(out)["arrival_s"].to_list() == [i / 4 for i in range(1, 65)]
+
+
+def test_parts_change_no_arrival_and_no_other_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = lengths_file(tmp_path / "t.csv", 500)
+    for name in ("whole", "parts"):
+        words = ["convert", path, path, "--out", tmp_path / f"{name}.parquet", "--request-rate", "3", "--model", "m"]
+        written = run(words, capsys)
+        monkeypatch.setattr(table, "PART_BYTES", 64)
+        monkeypatch.setattr(parquet, "PART_ROWS", 7)
+    whole, parts = (read_trace(tmp_path / f"{name}.parquet") for name in ("whole", "parts"))
+    assert whole.equals(parts)
+    assert whole["prompt_tokens"].to_list() == [*range(1, 501)] * 2
+    assert (written["duration_s"], whole["arrival_s"][-1]) == pytest.approx((1000 / 3, 1000 / 3), rel=1e-15)
+    assert pl.read_parquet_metadata(tmp_path / "parts.parquet")["model"] == "m"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["parts.parquet", "t.csv", "whole.parquet"]
 
 
 def test_without_a_rate_all_arrive_at_once_and_that_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +199,7 @@ def test_a_trace_with_features_in_parts(
     [
         (["--request-rate", "3"], 1, "--request-rate: "),
         (["--burstiness", "0"], 1, "--burstiness: must be above 0"),
+        (["--burstiness", "nan"], 1, "--burstiness: must be above 0, not nan"),
         (["--request-rate", "-1"], 1, "--request-rate: must be above 0"),
         (["--head", "0"], 2, "--head"),
         (["--run", "0"], 2, "--run"),

@@ -14,18 +14,25 @@ Load = Annotated[
     float | None,
     typer.Option(
         help=(
-            "Offered load as a multiple of the FCFS capacity measured on this trace; scales the trace's own "
-            "arrival times. Without --load and --request-rate they are replayed as they are."
+            "Offered load as a multiple of the FCFS capacity measured on this trace (and under --max-concurrency); "
+            "scales the trace's own arrival times. Without --load and --request-rate they are replayed as they are."
         )
     ),
 ]
 RequestRate = Annotated[
     float | None,
-    typer.Option(help="Requests per second with Gamma arrivals that replace the trace's own; inf sends all at once."),
+    typer.Option(
+        help=(
+            "Requests per second with Gamma arrivals that replace the trace's own, drawn as vllm bench serve draws "
+            "them: the last of N arrives at N / rate. inf sends all at once."
+        )
+    ),
 ]
 Burstiness = Annotated[
     float,
-    typer.Option(help="Shape of the Gamma arrivals of --request-rate: 1 is Poisson, below it burstier."),
+    typer.Option(
+        help="Shape of the Gamma arrivals of --request-rate: 1 is Poisson, below it burstier, inf is a constant gap."
+    ),
 ]
 NumPrompts = Annotated[
     int | None,
@@ -38,7 +45,12 @@ NumPrompts = Annotated[
 ]
 MaxConcurrency = Annotated[
     int | None,
-    typer.Option(help="Send at most N requests at a time; latencies still count from the planned arrival."),
+    typer.Option(
+        help=(
+            "Send at most N requests at a time; latencies still count from the planned arrival. Below the engine's "
+            "seats the queue is the client's, and no order of the server can act on it."
+        )
+    ),
 ]
 MaxTokens = Annotated[
     int | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .remarks import enough, is_short
+from .remarks import enough, is_short, queue_of_client, seats
 
 ORACLES = ("srpt-oracle", "sjf-oracle")
 # Below this share the order hardly ever had a choice, and a reader should know before reading on.
@@ -13,33 +13,43 @@ SELDOM = 0.02
 
 
 def conclude(document: Mapping[str, Any], point: int) -> str:
-    """One sentence on one point of the sweep, from the result object."""
+    """What to know of one point of the sweep, in a sentence or two, from the result object."""
     results = [result for result in document["results"] if result["point"] == point]
     where = describe_point(document, point)
     if not results:
         return f"{where}: nothing was replayed."
     base = next((result for result in results if result["policy"] == "fcfs"), None)
     share = (base or results[0])["queue"].get("share_of_steps_with_queue")
+    client = queue_of_client(document, [point])
     if share == 0 and _all_equal(results):
+        if client is not None:
+            remedy = f"give --max-concurrency above {seats(document, point)}, or leave it out"
+            return f"{where}: no policy can matter, because {client} ({remedy})."
         return f"{where}: no policy can matter at this load, because there is no queue ({_remedy(document, point)})."
+    tail = "" if client is None else f" {client[0].upper()}{client[1:]}."
+    return f"{where}: {_compared(results, base, share)}{tail}"
+
+
+def _compared(results: Sequence[Mapping[str, Any]], base: Mapping[str, Any] | None, share: float | None) -> str:
+    """What the order changes against fcfs."""
     if base is None:
-        return f"{where}: fcfs was not replayed, so there is nothing to compare with (add --policy fcfs)."
+        return "fcfs was not replayed, so there is nothing to compare with (add --policy fcfs)."
     subject = _subject(results)
     if subject is None:
         if len(results) > 1 and (oracle := _oracle(results)) is not None:
-            return f"{where}: with true lengths known, {oracle}; no predictor was replayed.{_seldom(share)}"
-        return f"{where}: only fcfs was replayed, so there is nothing to compare.{_seldom(share)}"
+            return f"with true lengths known, {oracle}; no predictor was replayed.{_seldom(share)}"
+        return f"only fcfs was replayed, so there is nothing to compare.{_seldom(share)}"
     parts = [f"{_label(subject['policy'])} {_main_effect(subject)}"]
-    tail = _change(subject, "p99_e2el_ms", "P99 E2EL")
-    if tail is not None:
-        parts.append(tail)
+    p99 = _change(subject, "p99_e2el_ms", "P99 E2EL")
+    if p99 is not None:
+        parts.append(p99)
     throughput = _mean(subject, "request_throughput")
     if throughput is not None and abs(throughput) >= 1:
         parts.append(f"throughput changes by {_signed(throughput)} %")
     oracle = _oracle(results)
     if oracle is not None:
         parts.append(oracle)
-    return f"{where}: {'; '.join(parts)}.{_seldom(share)}"
+    return f"{'; '.join(parts)}.{_seldom(share)}"
 
 
 def _remedy(document: Mapping[str, Any], point: int) -> str:

@@ -25,6 +25,7 @@ RESERVED = ("leap_replay_version", "trace", "config", "results", "notes", "concl
 
 Count = Annotated[int, Field(ge=1, lt=2**32)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveOrInf = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
@@ -170,6 +171,11 @@ def _require_swept(name: str) -> None:
         raise ValueError(f"cannot sweep {name!r}, expected one of {', '.join(key.replace('_', '-') for key in SWEPT)}")
 
 
+def in_json(value: Any) -> Any:
+    """An option's value as strict JSON carries it: infinity as text."""
+    return "inf" if value == math.inf else value
+
+
 class Options(BaseModel):
     """Options of one replay. Names and meanings follow `vllm bench serve` and `vllm serve` where they have one."""
 
@@ -177,8 +183,8 @@ class Options(BaseModel):
 
     policies: tuple[str, ...] | None = None
     load: Positive | tuple[Positive, ...] | None = None
-    request_rate: Annotated[float, Field(gt=0, allow_inf_nan=True)] | None = None
-    burstiness: Positive = 1.0
+    request_rate: PositiveOrInf | None = None
+    burstiness: PositiveOrInf = 1.0
     num_prompts: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     seeds: Annotated[int, Field(ge=1, le=1000)] = 5
@@ -210,8 +216,10 @@ class Options(BaseModel):
     def _consistent(self) -> Options:
         if self.policies is not None and not self.policies:
             raise ValueError("policies: give at least one, or leave the option out for the usual ones")
-        if self.request_rate is not None and math.isnan(self.request_rate):
-            raise ValueError("request_rate: must be a number > 0 or inf, got nan")
+        for name in ("request_rate", "burstiness"):
+            value = getattr(self, name)
+            if value is not None and math.isnan(value):
+                raise ValueError(f"{name}: must be a number > 0 or inf, got nan")
         loads = self.load is not None or "load" in self.sweep
         if loads and self.request_rate is not None:
             raise ValueError(
@@ -232,10 +240,9 @@ class Options(BaseModel):
         }
         if isinstance(self.load, tuple):
             axes = {"load": list(dict.fromkeys(self.load)), **axes}
-        endless = self.request_rate is not None and math.isinf(self.request_rate)
         base = {
             "load": self.load if isinstance(self.load, float) else None,
-            "request_rate": "inf" if endless else self.request_rate,
+            "request_rate": in_json(self.request_rate),
             "decode_slots": None,
             "max_num_seqs": None,
             "aging_rate": None,

@@ -23,7 +23,7 @@ def is_short(document: Mapping[str, Any], point: int) -> bool:
     loads = [result["load"] for result in document["results"] if result["point"] == point]
     loaded = any(load is None or load >= LOADED for load in loads)
     requests: int = document["trace"]["requests"]
-    return loaded and requests < ENOUGH * _seats(document, point)
+    return loaded and requests < ENOUGH * _inside(document, point)
 
 
 def sequences(document: Mapping[str, Any], point: int) -> int:
@@ -32,24 +32,43 @@ def sequences(document: Mapping[str, Any], point: int) -> int:
     return int(config["points"][point]["max_num_seqs"] or config["max_num_seqs"])
 
 
-def _seats(document: Mapping[str, Any], point: int) -> int:
+def seats(document: Mapping[str, Any], point: int) -> int:
     """Residents that all ranks together take."""
     return sequences(document, point) * int(document["config"].get("data_parallel_size", 1))
 
 
+def queue_of_client(document: Mapping[str, Any], points: Sequence[int]) -> str | None:
+    """That the client's cap is the queue, where at each of these points the engine seats whatever is in flight."""
+    cap = document["config"]["max_concurrency"]
+    found = sorted({seats(document, point) for point in points})
+    if cap is None or not found or cap > found[0]:
+        return None
+    among = f"{found[0]} seats" if len(found) == 1 else f"seats ({found[0]} to {found[-1]})"
+    return (
+        f"the client's cap of {cap} in flight (--max-concurrency) is the queue in front of the engine's {among}, and no "
+        "order of the server can act on it"
+    )
+
+
+def _inside(document: Mapping[str, Any], point: int) -> int:
+    """Requests that the engine holds at most."""
+    cap, most = document["config"]["max_concurrency"], seats(document, point)
+    return most if cap is None else min(most, int(cap))
+
+
 def enough(document: Mapping[str, Any]) -> str:
     """The option that makes the trace long enough at every point."""
-    return f"--num-prompts {2 * ENOUGH * max(_seats(document, i) for i in range(len(document['config']['points'])))}"
+    return f"--num-prompts {2 * ENOUGH * max(_inside(document, i) for i in range(len(document['config']['points'])))}"
 
 
 def _short(document: Mapping[str, Any]) -> list[str]:
     short = [i for i in range(len(document["config"]["points"])) if is_short(document, i)]
     if not short:
         return []
-    requests, seats = document["trace"]["requests"], max(_seats(document, i) for i in short)
+    requests, inside = document["trace"]["requests"], max(_inside(document, i) for i in short)
     few = f"{requests} requests are few" if requests > 1 else "a single request is little"
     return [
-        f"{few} for an engine that takes {seats} at a time: most of this replay fills or drains it, so queues and "
+        f"{few} for an engine that takes {inside} at a time: most of this replay fills or drains it, so queues and "
         f"throughput stay below those of lasting traffic ({enough(document)} repeats the trace)"
     ]
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .conclude import ORACLES, describe_point, number
+from .remarks import queue_of_client
 
 WIDTH = 120
 MAX_QUARTILES = 4
@@ -105,6 +106,7 @@ def _header(document: Mapping[str, Any]) -> list[str]:
     if config.get("data_parallel_size", 1) > 1:
         limits += f"; {config['data_parallel_size']} such ranks in lock-step"
     lines = [replayed(document), f"engine {config['engine']} ({limits})"]
+    lines += _client(document)
     for kind, used in config["readouts"].items():
         lines.append(f"{kind} readout: " + ("none, learns from zero" if used is None else str(used["path"])))
     seeds = config["seeds"]
@@ -115,6 +117,16 @@ def _header(document: Mapping[str, Any]) -> list[str]:
     else:
         lines.append(f"{len(config['points'])} points{capacity(config)}; {about}")
     return lines
+
+
+def _client(document: Mapping[str, Any]) -> list[str]:
+    """A line where the client's cap leaves the server no queue for a seat, at all points or at some."""
+    every = range(len(document["config"]["points"]))
+    held = [point for point in every if queue_of_client(document, [point]) is not None]
+    text = queue_of_client(document, held)
+    if text is None:
+        return []
+    return [text if len(held) == len(every) else f"at {len(held)} of {len(every)} points {text}"]
 
 
 def replayed(document: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ import polars as pl
 from leap_rs._leap import LeapError
 from leap_rs.trace.files import replacing
 
-from .options import Options
+from .options import Options, in_json
 from .page import rows as page_rows
 from .page.rows import PointDetail
 
@@ -147,7 +147,7 @@ def assemble(
             "policy_options": {one["name"]: one for one in answer["policies"]},
             "points": points,
             **{
-                name: getattr(options, name)
+                name: in_json(getattr(options, name))
                 for name in (
                     "burstiness",
                     "num_prompts",

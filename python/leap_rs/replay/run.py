@@ -17,7 +17,7 @@ from leap_rs.trace import Trace, schema
 from leap_rs.trace import load as load_trace
 
 from . import columns, engines, readouts
-from .options import Options, build
+from .options import Options, build, in_json
 from .page import rows as page_rows
 from .results import ReplayResult, assemble, requests_frame
 
@@ -41,8 +41,8 @@ def replay(
 
     trace: a trace file of any format that leap reads, or a frame in the leap trace format (checked as a file would be).
     policies: specifications `NAME[:key=value,...]`; by default every policy that can run on this trace.
-    load: offered load as a multiple of the FCFS capacity measured on the same trace, one or several; the trace's own
-    arrival times without it.
+    load: offered load as a multiple of the FCFS capacity measured on the same trace (and under `max_concurrency`), one
+    or several; the trace's own arrival times without it.
     seeds: runs a policy and load; the first replays the trace as recorded, each further one deals the requests anew
     over the same arrival times. Intervals are 95 % by Student's t over them.
     keep_requests: whether `ReplayResult.requests` holds a row a request, policy and seed.
@@ -104,7 +104,7 @@ def run(
     request = {
         "policies": policies,
         "points": points,
-        "burstiness": options.burstiness,
+        "burstiness": in_json(options.burstiness),
         "num_prompts": options.num_prompts,
         "seed": options.seed,
         "seeds": options.seeds,

@@ -106,12 +106,13 @@ def convert_command(
     request_rate: Annotated[
         float | None,
         typer.Option(
-            help="Requests per second with Gamma arrivals, for formats without times; inf sends all at once.",
+            help="Requests per second with Gamma arrivals as vllm bench serve draws them, for formats without times; inf "
+            "sends all at once.",
             show_default=False,
         ),
     ] = None,
     burstiness: Annotated[
-        float, typer.Option(help="Shape of the Gamma arrivals: 1 is Poisson, below it burstier.")
+        float, typer.Option(help="Shape of the Gamma arrivals: 1 is Poisson, below it burstier, inf is a constant gap.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the Gamma arrivals.", min=0)] = 0,
     model: Annotated[str | None, typer.Option(help="Model, for the trace's metadata.", show_default=False)] = None,

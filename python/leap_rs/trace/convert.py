@@ -25,6 +25,7 @@ class Changes:
     request_rate: float | None = None
     """Requests per second with Gamma arrivals, for formats without times; inf sends all at once."""
     burstiness: float = 1.0
+    """Shape of the Gamma arrivals; inf makes all gaps equal."""
     seed: int = 0
     head: int | None = None
     model: str | None = None
@@ -36,10 +37,13 @@ class Changes:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name}: must be above 0, not {value}")
-        if math.isinf(self.burstiness):
-            raise ConfigError("burstiness: must be finite")
         if self.head is not None and self.head < 1:
             raise ConfigError(f"head: must be at least 1, not {self.head}")
+
+    @property
+    def drawn_rate(self) -> float | None:
+        """The rate, where arrivals are to be drawn: all at once is what a trace without times has already."""
+        return None if self.request_rate is None or math.isinf(self.request_rate) else self.request_rate
 
 
 @dataclass
@@ -105,7 +109,7 @@ def convert(paths: Sequence[Path], out: Path, options: ReadOptions, changes: Cha
             f"Gamma, {changes.request_rate:g} requests/s, burstiness {changes.burstiness:g}, seed {changes.seed}"
         )
     whole.frames = _changed(whole.frames, changes)
-    written = write(whole, out, streams)
+    written = write(whole, out, streams, rate=changes.drawn_rate)
     if changes.request_rate is not None:
         for stream in streams:
             stream.notes.remove(NO_TIMES)
@@ -135,8 +139,8 @@ def merge(
     return write(combine(streams, names, join=behind, one_recording=one_recording), out, streams)
 
 
-def write(whole: Combined, out: Path, streams: Sequence[Stream]) -> Written:
-    """Write the parts and say what was written."""
+def write(whole: Combined, out: Path, streams: Sequence[Stream], *, rate: float | None = None) -> Written:
+    """Write the parts and say what was written; `rate` as in `write_parts`."""
     written = Written(out, list(streams), metadata=whole.metadata, notes=whole.notes)
 
     def watched() -> Iterator[pl.DataFrame]:
@@ -145,7 +149,9 @@ def write(whole: Combined, out: Path, streams: Sequence[Stream]) -> Written:
             written.columns = frame.columns
             yield frame
 
-    written.requests = write_parts(watched(), out, whole.metadata)
+    written.requests = write_parts(watched(), out, whole.metadata, rate=rate)
+    if rate is not None and written.duration_s > 0:
+        written.duration_s = written.requests / rate
     for stream in streams:
         stream.close()
     return written
@@ -155,7 +161,7 @@ def _changed(frames: Iterator[pl.DataFrame], changes: Changes) -> Iterator[pl.Da
     constants = [
         pl.lit(text).alias(name) for name, text in (("domain", changes.domain), ("tenant", changes.tenant)) if text
     ]
-    arrivals = _GammaArrivals(changes) if changes.request_rate is not None else None
+    arrivals = _GammaArrivals(changes) if changes.drawn_rate is not None else None
     wanted = changes.head
     for frame in frames:
         part = frame if wanted is None else frame.head(wanted)
@@ -170,19 +176,20 @@ def _changed(frames: Iterator[pl.DataFrame], changes: Changes) -> Iterator[pl.Da
 
 
 class _GammaArrivals:
-    """Gaps of shape `burstiness` and mean 1 / rate, as in vLLM's benchmark; the first request is at 0."""
+    """Arrivals with gaps of shape `burstiness`, the first request's own among them, as in `vllm bench serve`.
+
+    Their mean is 1: whoever knows how many there are scales them to the rate.
+    """
 
     def __init__(self, changes: Changes) -> None:
         self._random = np.random.default_rng(changes.seed)
         self._shape = changes.burstiness
-        rate = changes.request_rate or math.inf
-        self._scale = 1.0 / (rate * changes.burstiness)
-        self._last: float | None = None
+        self._last = 0.0
 
     def next(self, count: int) -> pl.Series:
-        gaps = self._random.gamma(self._shape, self._scale, count)
-        if self._last is None:
-            gaps[0] = 0.0
-        times = np.cumsum(gaps) + (self._last or 0.0)
+        gaps = np.ones(count) if math.isinf(self._shape) else self._random.gamma(self._shape, 1 / self._shape, count)
+        # Added in before the sum, so that the size of the parts changes no rounding.
+        gaps[0] += self._last
+        times = np.cumsum(gaps)
         self._last = float(times[-1])
         return pl.Series("arrival_s", times)

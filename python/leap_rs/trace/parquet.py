@@ -128,8 +128,12 @@ def write_trace(frame: pl.DataFrame, path: str | os.PathLike[str], **metadata: o
             raise TraceError(f"{path}: cannot be written: {reason(error)}") from error
 
 
-def write_parts(frames: Iterator[pl.DataFrame], path: Path, metadata: Mapping[str, object]) -> int:
+def write_parts(
+    frames: Iterator[pl.DataFrame], path: Path, metadata: Mapping[str, object], *, rate: float | None = None
+) -> int:
     """Write a trace part by part, in bounded memory; returns its requests. The parts have been checked.
+
+    rate: requests a second to which the arrivals are scaled: the last of n comes at n / rate.
 
     What is checked here is what no part can know: that all have the same columns, and that no `request_id` comes twice.
     An error of the frames' iterator leaves this function as it is, and no file.
@@ -141,15 +145,16 @@ def write_parts(frames: Iterator[pl.DataFrame], path: Path, metadata: Mapping[st
         raise TraceError(f"{path}: the trace holds no requests")
     columns = first.schema
     failed: list[BaseException] = []
-    rows = 0
+    rows, end = 0, 0.0
 
     def parts(*_: object) -> Iterator[pl.DataFrame]:
-        nonlocal rows
+        nonlocal rows, end
         try:
             for frame in chain((first,), frames):
                 if frame.schema != columns:
                     raise TraceError(f"{path}: columns change on the way, from {columns} to {frame.schema}")
                 rows += frame.height
+                end = float(frame["arrival_s"][-1])
                 yield frame
         except BaseException as error:
             # polars may wrap it, or put its own text around it.
@@ -158,16 +163,15 @@ def write_parts(frames: Iterator[pl.DataFrame], path: Path, metadata: Mapping[st
 
     with replacing(path) as temporary:
         try:
-            register_io_source(parts, schema=columns).sink_parquet(
-                temporary,
-                compression="zstd",
-                metadata=texts,
-                row_group_size=_rows_a_part(columns),
-                maintain_order=True,
-                engine="streaming",
-            )
+            _sink(register_io_source(parts, schema=columns), temporary, columns, texts)
             if "request_id" in columns:
                 _refuse_repeated_ids(temporary, path, rows)
+            if rate is not None and end > 0:
+                # How many there are is known only now. Reading the source again would cost more: it may be text to count.
+                scaled = pl.col("arrival_s") * (rows / rate / end)
+                with replacing(temporary) as again:
+                    lazy = pl.scan_parquet(temporary, hive_partitioning=False, glob=False)
+                    _sink(lazy.with_columns(scaled), again, columns, texts)
         except TraceError:
             raise
         except BaseException as error:
@@ -177,6 +181,17 @@ def write_parts(frames: Iterator[pl.DataFrame], path: Path, metadata: Mapping[st
                 raise TraceError(f"{path}: cannot be written: {reason(error)}") from error
             raise
     return rows
+
+
+def _sink(lazy: pl.LazyFrame, file: Path, columns: pl.Schema, texts: dict[str, str]) -> None:
+    lazy.sink_parquet(
+        file,
+        compression="zstd",
+        metadata=texts,
+        row_group_size=_rows_a_part(columns),
+        maintain_order=True,
+        engine="streaming",
+    )
 
 
 def check_target(path: Path) -> None:

@@ -2,7 +2,11 @@
 //! places in the order of arrival, blocks and times. Whoever asks turns the answer into its own bookkeeping.
 
 mod adapters;
+pub mod admission;
+pub mod aging;
 mod evict;
+mod lengths;
+mod margin;
 mod plan;
 mod running;
 mod slots;

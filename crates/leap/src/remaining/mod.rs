@@ -4,10 +4,12 @@
 
 mod gittins;
 mod many;
+mod survival;
 mod table;
 
 pub use gittins::{GittinsTable, LEVELS, LengthDistribution, gittins_at, level_index, next_level};
 pub use many::remaining_many;
+pub use survival::SurvivalFunction;
 pub use table::RemainingTable;
 
 use crate::{Error, Result};

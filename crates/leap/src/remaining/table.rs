@@ -1,6 +1,8 @@
 //! What orders one request once its score is there, whatever the order: remaining tokens by tokens generated.
 
-use super::{GittinsTable, LengthDistribution, Objective, Order, countdown, next_level, survival};
+use std::sync::Arc;
+
+use super::{GittinsTable, LengthDistribution, Objective, Order, SurvivalFunction, countdown, next_level, survival};
 use crate::noise::Noise;
 
 /// Remaining tokens of one request, made once when its score arrives; a look into it costs a few nanoseconds.
@@ -11,6 +13,7 @@ pub struct RemainingTable {
     score: f32,
     cap: u32,
     rule: Rule,
+    length: Arc<SurvivalFunction>,
 }
 
 #[derive(Clone, Debug)]
@@ -52,13 +55,14 @@ impl RemainingTable {
         distribution: impl FnOnce() -> LengthDistribution,
     ) -> Self {
         let cap = cap.max(1);
+        let distribution = distribution();
         let rule = match order {
             Order::Countdown => Rule::Countdown,
             // As coarse as the replay keeps it, so that the two order alike.
             Order::Survival => Rule::Survival { sigma: f64::from(sigma as f32) },
-            Order::Gittins => Rule::Gittins(GittinsTable::new(&distribution(), cap, objective)),
+            Order::Gittins => Rule::Gittins(GittinsTable::new(&distribution, cap, objective)),
         };
-        Self { score, cap, rule }
+        Self { score, cap, rule, length: Arc::new(SurvivalFunction::new(&distribution)) }
     }
 
     /// Remaining tokens after `a`; under [`Order::Gittins`] 1 / index at the greatest level that is at most `a`. At least
@@ -83,6 +87,11 @@ impl RemainingTable {
             Rule::Survival { sigma } => survival(m, *sigma, f64::from(a), f64::from(self.cap)),
             Rule::Gittins(table) => table.mean_remaining(a),
         }
+    }
+
+    /// P(L > t) of the request's length.
+    pub fn length(&self) -> &Arc<SurvivalFunction> {
+        &self.length
     }
 
     /// Tokens generated at which the request is to be given a new key; `u32::MAX` when it never is.

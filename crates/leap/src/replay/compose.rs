@@ -10,6 +10,7 @@ impl Engine<'_> {
     /// schedules, so that the next composition can go on before the step has run.
     pub(super) fn compose(&mut self) -> Option<Step> {
         let mut step = Step::default();
+        self.held = false;
         self.end_resumed_prefills();
         let evicted = self.evict();
         self.choose_decoders(&mut step);
@@ -29,11 +30,18 @@ impl Engine<'_> {
         for id in std::mem::take(&mut self.passing) {
             self.waiting.remove(id, self.requests[id as usize].prompt, self.now);
         }
+        let gated = if self.slots_bound { self.ready.len() } else { 0 };
+        self.ranker.clock.step(self.now, (self.waiting.len() + gated) as u64);
         if self.decoding.len() == 0 && step.work.prefill == 0 {
             return None;
         }
         step.work.decode = self.decoding.len();
         step.work.kv_tokens = self.decoding.kv_tokens();
+        self.tally.recomputed_tokens += u64::from(step.recomputed);
+        if let Some(admission) = &mut self.admission {
+            let computed = u64::from(step.work.decode) + u64::from(step.work.prefill);
+            admission.stepped(computed, u64::from(step.recomputed), 1);
+        }
         // A victim may have been among those that came back to decode.
         step.resumed.retain(|&(id, _)| self.decoding.contains(id));
         // Or among those whose prefill would have ended: their token is lost with their blocks.
@@ -269,13 +277,25 @@ impl Engine<'_> {
                 self.blocked = Some((id, self.pool.gains()));
                 return;
             }
+            let shared = hit.iter().filter(|&&held| !self.pool.is_free(held)).count() as u32;
+            if !self.has_room(id, shared) {
+                self.held = true;
+                return;
+            }
             self.waiting.remove(id, self.requests[id as usize].prompt, self.now);
             self.tally.wait_cap_promotions += u64::from(head.promoted);
             for &held in &hit {
                 self.pool.acquire(held);
             }
             self.tally.cached_tokens += u64::from(computed);
+            let candidate = self.admission.is_some().then(|| self.candidate(id, shared));
+            if let (Some(admission), Some(candidate)) = (&mut self.admission, candidate) {
+                admission.admitted(u64::from(id), candidate);
+            }
             let request = &mut self.requests[id as usize];
+            if request.preemptions > 0 {
+                step.recomputed += target - computed;
+            }
             request.blocks = hit;
             request.computed = computed;
             request.is_resident = true;

@@ -19,9 +19,11 @@ use super::ranker::Ranker;
 use super::state::{Request, Step, Tally};
 use super::steps::StepLog;
 use super::timeline::Recorder;
-use super::trace::Trace;
+use super::trace::{Finish, Trace};
 use super::waiting::Waiting;
 use crate::Result;
+use crate::levers::admission::{Admission, KvGrowth, Request as Candidate};
+use crate::levers::aging::Aging;
 use crate::levers::{Evictor, Running, Slots};
 use crate::readout::Kind;
 
@@ -80,6 +82,9 @@ pub(super) struct Engine<'a> {
     pub(super) admissions: u64,
     /// How often somebody was put before all others of the queue.
     pub(super) prepended: u64,
+    pub(super) admission: Option<Admission>,
+    /// Whether admission control held the first of the queue back in the last composed step.
+    pub(super) held: bool,
     pub(super) tally: Tally,
     pub(super) recorder: Option<Recorder>,
     pub(super) log: Option<StepLog>,
@@ -138,6 +143,10 @@ impl<'a> Engine<'a> {
             flights: VecDeque::new(),
             admissions: 0,
             prepended: 0,
+            admission: spec.levers.admission.then(|| {
+                Admission::new(KvGrowth::plain(config.block_size), config.usable_blocks(), spec.recompute_share)
+            }),
+            held: false,
             tally: Tally::default(),
             recorder: control.timeline.then(Recorder::default),
             log: control.steps.then(StepLog::default),
@@ -154,7 +163,7 @@ impl<'a> Engine<'a> {
 
     /// A request comes in that was sent at `at_s`.
     pub(super) fn arrive(&mut self, id: u32, at_s: f64) -> Result<()> {
-        self.ranker.arrived(id)?;
+        self.ranker.arrived(id, at_s)?;
         if self.ranker.is_delayed() {
             self.delayed.push_back((at_s + self.spec.delay_s, id));
         }
@@ -196,10 +205,19 @@ impl<'a> Engine<'a> {
                 if self.ranker.prefilled(id)? {
                     self.slots_changed = true;
                     self.rekey_waiting(id);
+                    if let Some(admission) = &mut self.admission {
+                        admission.learned(u64::from(id), self.ranker.length(id));
+                    }
                 }
             }
             for id in flight.done {
                 self.ranker.finished(id)?;
+                let row = self.input.rows[id as usize] as usize;
+                if let Some(admission) = &mut self.admission
+                    && self.trace.finish_of(row) != Finish::Abort
+                {
+                    admission.finished(self.requests[id as usize].output);
+                }
                 // Preempted with its last token under way, it has given up both already.
                 if self.requests[id as usize].is_resident {
                     self.release_blocks(id);
@@ -251,6 +269,9 @@ impl<'a> Engine<'a> {
         self.log_steps(&step, start, ramp, more);
         let mut done = step.done;
         if more > 0 {
+            if let Some(admission) = &mut self.admission {
+                admission.stepped(u64::from(step.work.decode), 0, more);
+            }
             self.note_equal_steps(start, ramp, more);
             self.take_blocks(more - 1);
             self.decoding.advance(more - 1);
@@ -309,6 +330,9 @@ impl<'a> Engine<'a> {
             limit = limit.min(self.next_slot_choice.saturating_sub(self.decoding.step()));
         }
         let seat_free = (self.residents.len() as u32) < self.config.max_num_seqs;
+        if self.held {
+            return 0;
+        }
         if !self.waiting.is_empty() && seat_free && self.waiting.drifts() {
             return 0;
         }
@@ -335,11 +359,37 @@ impl<'a> Engine<'a> {
         // With every seat taken an arrival changes nothing but whether there is a queue at all, unless it may go to
         // another rank: that depends on the time.
         let several = self.config.data_parallel_size > 1;
-        let matters = seat_free || evicts || scores || several || self.waiting.is_empty();
+        // Relative aging goes by the number that wait.
+        let counts = matches!(self.spec.aging, Aging::PerWait(_));
+        let matters = seat_free || evicts || scores || several || counts || self.waiting.is_empty();
         let outside = arrival.into_iter().chain(self.next_score()).filter(|_| matters).min_by(f64::total_cmp);
         let promotion = if seat_free || evicts { self.waiting.next_promotion() } else { None };
         let eviction = if evicts && !self.waiting.is_empty() { self.evictor.next_s(self.now) } else { None };
         [outside, promotion.filter(|&at| at > self.now), eviction].into_iter().flatten().min_by(f64::total_cmp)
+    }
+
+    /// Whether admission control lets a waiting request in that finds `shared_blocks` blocks with others.
+    pub(super) fn has_room(&mut self, id: u32, shared_blocks: u32) -> bool {
+        let candidate = self.candidate(id, shared_blocks);
+        let Some(admission) = &mut self.admission else { return true };
+        for &resident in &self.residents {
+            let generated = self.requests[resident as usize].generated + self.decoding.progress(resident);
+            admission.progressed(u64::from(resident), generated);
+        }
+        let fits = admission.has_room(&candidate, self.requests[id as usize].generated);
+        if !fits {
+            admission.held();
+        }
+        fits
+    }
+
+    pub(super) fn candidate(&self, id: u32, shared_blocks: u32) -> Candidate {
+        Candidate {
+            prompt: self.requests[id as usize].prompt,
+            cap: self.ranker.cap_of(id),
+            shared_blocks,
+            length: self.ranker.length(id),
+        }
     }
 
     /// What is to say of a request in the end.

@@ -82,6 +82,9 @@ impl Engine<'_> {
     /// Gives up the seat of `id`.
     pub(super) fn leave_seat(&mut self, id: u32) {
         self.requests[id as usize].is_resident = false;
+        if let Some(admission) = &mut self.admission {
+            admission.left(u64::from(id));
+        }
         if let Some(place) = self.residents.iter().position(|&other| other == id) {
             self.residents.swap_remove(place);
         }
@@ -109,6 +112,9 @@ impl Engine<'_> {
     pub(super) fn preempt(&mut self, id: u32) {
         if self.is_ending(id) {
             self.passing.push(id);
+        }
+        if let Some(admission) = &mut self.admission {
+            admission.preempted(u64::from(id));
         }
         self.give_way(id);
         self.requeue(id);

@@ -47,7 +47,7 @@ pub fn simulate_recorded(
         wait_cap_s: None,
         engine: engine.clone(),
     };
-    let spec: PolicySpec = policy.parse()?;
+    let spec = policy.parse::<PolicySpec>()?.on(engine);
     let control = Control { timeline, steps, ..Control::default() };
     simulate(trace, &RunInput::recorded(trace), engine, &spec, readouts, &options, &control)
 }

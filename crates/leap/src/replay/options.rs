@@ -16,29 +16,42 @@ pub struct Point {
     /// Offered load as a multiple of the measured FCFS capacity; scales the trace's own times.
     pub load: Option<f64>,
     /// Requests a second that replace the trace's own times; `"inf"` sends all at once.
-    #[serde(deserialize_with = "rate")]
+    #[serde(deserialize_with = "request_rate")]
     pub request_rate: Option<f64>,
     /// Decode slots.
     pub decode_slots: Option<u32>,
     /// Most residents.
     pub max_num_seqs: Option<u32>,
-    /// Aging of every policy that ages and was not given a rate, in 1/s.
+    /// Aging of every policy that ages and was given none, in e-foldings a standing wait.
+    pub aging: Option<f64>,
+    /// The same in 1/s.
     pub aging_rate: Option<f64>,
 }
 
-fn rate<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<f64>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Rate {
-        Number(f64),
-        Text(String),
+/// A number that may be infinite, which JSON can only spell as text.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Number {
+    Finite(f64),
+    Text(String),
+}
+
+impl Number {
+    fn value<E: serde::de::Error>(self, option: &str) -> std::result::Result<f64, E> {
+        match self {
+            Self::Finite(value) => Ok(value),
+            Self::Text(text) if text == "inf" => Ok(f64::INFINITY),
+            Self::Text(text) => Err(E::custom(format!("{option} {text:?} is no number"))),
+        }
     }
-    match Option::<Rate>::deserialize(from)? {
-        None => Ok(None),
-        Some(Rate::Number(rate)) => Ok(Some(rate)),
-        Some(Rate::Text(text)) if text == "inf" => Ok(Some(f64::INFINITY)),
-        Some(Rate::Text(text)) => Err(serde::de::Error::custom(format!("request_rate {text:?} is no rate"))),
-    }
+}
+
+fn request_rate<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<f64>, D::Error> {
+    Option::<Number>::deserialize(from)?.map(|rate| rate.value("request_rate")).transpose()
+}
+
+fn burstiness<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<f64, D::Error> {
+    Number::deserialize(from)?.value("burstiness")
 }
 
 /// What to replay, and how.
@@ -49,7 +62,8 @@ pub struct Options {
     pub policies: Vec<String>,
     /// Points of the sweep; at least one.
     pub points: Vec<Point>,
-    /// Shape of drawn gaps between arrivals.
+    /// Shape of drawn gaps between arrivals; `"inf"` makes them all equal.
+    #[serde(deserialize_with = "burstiness")]
     pub burstiness: f64,
     /// So many requests: the leading ones, or, beyond the length of the trace, all of them over again.
     pub num_prompts: Option<usize>,
@@ -90,7 +104,7 @@ impl Options {
         if self.policies.is_empty() || self.points.is_empty() || self.seeds == 0 {
             return refuse("a replay needs at least one policy, one point and one seed".into());
         }
-        if !self.burstiness.is_finite() || self.burstiness <= 0.0 {
+        if self.burstiness.is_nan() || self.burstiness <= 0.0 {
             return refuse(format!("--burstiness must be above 0, got {}", self.burstiness));
         }
         if self.num_prompts == Some(0) {

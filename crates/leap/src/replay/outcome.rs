@@ -65,6 +65,10 @@ pub struct Outcome {
     pub preemptions: u64,
     /// Times that a cap on waiting put somebody before one with a better key, in the queue or the slots.
     pub wait_cap_promotions: u64,
+    /// Tokens that preempted requests computed again.
+    pub recomputed_tokens: u64,
+    /// Steps in which admission control held the first of the queue back.
+    pub admission_holds: u64,
     /// Prompt tokens taken from the prefix cache.
     pub cached_tokens: u64,
     /// Seconds in the waiting queue, over all requests.

@@ -5,7 +5,10 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
+use super::config::EngineConfig;
 use super::trace::Trace;
+use crate::levers::admission::RECOMPUTE_SHARE;
+use crate::levers::aging::Aging;
 use crate::remaining::{Objective, Order};
 use crate::{Error, Result};
 
@@ -46,6 +49,8 @@ pub struct Levers {
     pub slots: bool,
     /// Who gives its KV cache to a better one that waits.
     pub evict: bool,
+    /// Whether the first of the queue may come in, by the memory to come.
+    pub admission: bool,
 }
 
 /// A policy with every option in force.
@@ -65,12 +70,15 @@ pub struct PolicySpec {
     pub rls: bool,
     /// Finished requests an update.
     pub batch: usize,
-    /// Aging in 1/s.
-    pub aging_rate: f64,
+    /// How waiting raises a request.
+    #[serde(flatten)]
+    pub aging: Aging,
     /// Weight of the KV term in the queue's and the evict lever's key.
     pub memory_weight: f64,
     /// Weight of the KV term in the slots' key.
     pub slots_memory_weight: f64,
+    /// Share of the computed tokens that admission control lets be computed again.
+    pub recompute_share: f64,
     /// A resident that has not decoded for so many steps gets the next slot.
     pub wait_cap_steps: Option<u32>,
     /// A request that has waited so many seconds is admitted next.
@@ -88,13 +96,16 @@ pub struct PolicySpec {
     /// Whether the aging rate was given, so that a sweep leaves it alone.
     #[serde(skip)]
     pub aging_given: bool,
+    /// Whether the levers were given, so that they do not follow the engine.
+    #[serde(skip)]
+    pub levers_given: bool,
 }
 
 impl PolicySpec {
     fn of(rule: Rule) -> Self {
         let queue = Levers { queue: true, ..Levers::default() };
         let slots = Levers { slots: true, ..Levers::default() };
-        let both = Levers { queue: true, slots: true, evict: false };
+        let both = Levers { queue: true, slots: true, ..Levers::default() };
         let plain = Self {
             name: String::new(),
             rule: rule.clone(),
@@ -103,9 +114,10 @@ impl PolicySpec {
             objective: Objective::Ptl,
             rls: false,
             batch: 8,
-            aging_rate: 0.05,
+            aging: Aging::PerSecond(0.05),
             memory_weight: 0.0,
             slots_memory_weight: 0.0,
+            recompute_share: RECOMPUTE_SHARE,
             wait_cap_steps: None,
             wait_cap_s: None,
             hysteresis: 1.0,
@@ -114,18 +126,26 @@ impl PolicySpec {
             delay_s: 0.0,
             gpu_share: 0.0,
             aging_given: false,
+            levers_given: false,
         };
         match rule {
-            Rule::Fcfs => Self { levers: Levers::default(), aging_rate: 0.0, ..plain },
+            Rule::Fcfs => Self { levers: Levers::default(), aging: Aging::PerSecond(0.0), ..plain },
             Rule::SjfPrompt => plain,
-            Rule::Hrrn => Self { aging_rate: 0.0, ..plain },
+            Rule::Hrrn => Self { aging: Aging::PerSecond(0.0), ..plain },
             Rule::Las | Rule::Mlfq => Self { levers: both, ..plain },
-            Rule::SjfOracle => Self { aging_rate: 0.0, memory_weight: 1.0, ..plain },
-            Rule::SrptOracle => Self { levers: both, aging_rate: 0.0, memory_weight: 1.0, ..plain },
-            Rule::LeapFrozen => Self { levers: slots, aging_rate: 0.0, wait_cap_steps: Some(128), ..plain },
-            Rule::LeapPaper => Self { levers: slots, aging_rate: 0.0, wait_cap_steps: Some(128), rls: true, ..plain },
+            Rule::SjfOracle => Self { aging: Aging::PerSecond(0.0), memory_weight: 1.0, ..plain },
+            Rule::SrptOracle => Self { levers: both, aging: Aging::PerSecond(0.0), memory_weight: 1.0, ..plain },
+            Rule::LeapFrozen => {
+                Self { levers: slots, aging: Aging::PerSecond(0.0), wait_cap_steps: Some(128), ..plain }
+            }
+            Rule::LeapPaper => {
+                Self { levers: slots, aging: Aging::PerSecond(0.0), wait_cap_steps: Some(128), rls: true, ..plain }
+            }
             Rule::Leap => {
-                Self { levers: both, order: Order::Gittins, rls: true, memory_weight: 1.0, hysteresis: 1.1, ..plain }
+                let levers = Levers { queue: true, admission: true, ..Levers::default() };
+                let aging = Aging::PerWait(2.0);
+                let order = Order::Gittins;
+                Self { levers, order, aging, rls: true, memory_weight: 1.0, hysteresis: 1.1, ..plain }
             }
             Rule::Score(_) => Self { memory_weight: 1.0, ..plain },
         }
@@ -134,6 +154,11 @@ impl PolicySpec {
     /// Whether the policy reads the trace's features with leap's own readouts.
     pub fn has_readout(&self) -> bool {
         matches!(self.rule, Rule::LeapFrozen | Rule::LeapPaper | Rule::Leap)
+    }
+
+    /// Whether remaining lengths are in tokens squared, and not in tokens.
+    pub(super) fn is_squared(&self) -> bool {
+        self.has_readout() && self.order == Order::Gittins && self.objective == Objective::Ptl
     }
 
     /// The column that another predictor's policy reads; empty for every other policy.
@@ -145,11 +170,21 @@ impl PolicySpec {
         trace.score(name).ok_or_else(|| Error::Config(format!("policy {self}: the trace has no column score_{name}")))
     }
 
-    /// The same policy at another aging rate, unless it was given one or has no aging.
+    /// The same policy with another aging, unless it was given one or has none.
     #[must_use]
-    pub fn aged(mut self, aging_rate: f64) -> Self {
-        if !self.aging_given && self.aging_rate > 0.0 {
-            self.aging_rate = aging_rate;
+    pub fn aged(mut self, aging: Aging) -> Self {
+        if !self.aging_given && !self.aging.is_none() {
+            self.aging = aging;
+        }
+        self
+    }
+
+    /// The same policy as it acts on an engine: `leap` has the slots lever where decode slots are fewer than seats, unless
+    /// its levers were given.
+    #[must_use]
+    pub fn on(mut self, engine: &EngineConfig) -> Self {
+        if self.rule == Rule::Leap && !self.levers_given {
+            self.levers.slots = engine.slots() < engine.max_num_seqs;
         }
         self
     }
@@ -182,11 +217,16 @@ impl PolicySpec {
                         "queue" => levers.queue = true,
                         "slots" => levers.slots = true,
                         "evict" => levers.evict = true,
-                        _ => return Err(wrong("levers joined by +, of queue, slots and evict")),
+                        "admission" => levers.admission = true,
+                        _ => return Err(wrong("levers joined by +, of queue, slots, evict and admission")),
                     }
                 }
-                needs(!matches!(self.rule, Rule::Fcfs | Rule::Hrrn), "a policy with an order of its own")?;
+                let orders = levers.queue || levers.slots || levers.evict;
+                let fixed = matches!(self.rule, Rule::Fcfs | Rule::Hrrn);
+                needs(!(orders && fixed), "a policy with an order of its own")?;
+                levers.queue |= self.rule == Rule::Hrrn;
                 self.levers = levers;
+                self.levers_given = true;
             }
             "order" => {
                 needs(self.has_readout(), "a policy with a readout")?;
@@ -210,12 +250,14 @@ impl PolicySpec {
             }
             "aging_rate" => {
                 needs(!matches!(self.rule, Rule::Fcfs | Rule::Hrrn), "a policy with an order of its own")?;
-                self.aging_rate = number(0.0, 1e6)?;
-                self.aging_given = true;
+                self.age(Aging::PerSecond(number(0.0, 1e6)?))?;
             }
-            "memory_weight" => {
-                self.memory_weight = number(0.0, 100.0)?;
+            "aging" => {
+                needs(!matches!(self.rule, Rule::Fcfs | Rule::Hrrn), "a policy with an order of its own")?;
+                self.age(Aging::PerWait(number(0.0, 1e3)?))?;
             }
+            "memory_weight" => self.memory_weight = number(0.0, 100.0)?,
+            "recompute_share" => self.recompute_share = number(0.0001, 0.5)?,
             "wait_cap_steps" => {
                 self.wait_cap_steps = if value == "none" { None } else { Some(number(1.0, 1e9)? as u32) };
             }
@@ -229,12 +271,24 @@ impl PolicySpec {
             }
             _ => {
                 return Err(Error::Config(format!(
-                    "policy {}: unknown key {key}; known are levers, order, objective, rls, batch, aging_rate, \
-                     memory_weight, wait_cap_steps, wait_cap_s, hysteresis, evict_factor, evict_per_s, delay_s and gpu_share",
+                    "policy {}: unknown key {key}; known are levers, order, objective, rls, batch, aging, \
+                     aging_rate, memory_weight, recompute_share, wait_cap_steps, wait_cap_s, hysteresis, evict_factor, \
+                     evict_per_s, delay_s and gpu_share",
                     self.name
                 )));
             }
         }
+        Ok(())
+    }
+}
+
+impl PolicySpec {
+    fn age(&mut self, aging: Aging) -> Result<()> {
+        if self.aging_given {
+            return Err(Error::Config(format!("policy {}: aging and aging_rate exclude each other", self.name)));
+        }
+        self.aging = aging;
+        self.aging_given = true;
         Ok(())
     }
 }
@@ -296,12 +350,15 @@ mod tests {
     fn defaults_and_options_of_a_specification() {
         let spec: PolicySpec =
             "leap:levers=queue+evict,order=survival,objective=e2el,rls=off,aging_rate=0".parse().unwrap();
-        assert_eq!(spec.levers, Levers { queue: true, slots: false, evict: true });
+        assert_eq!(spec.levers, Levers { queue: true, evict: true, ..Levers::default() });
         assert_eq!((spec.order, spec.objective, spec.rls), (Order::Survival, Objective::E2el, false));
-        assert_eq!(spec.clone().aged(0.3).aging_rate, 0.0);
+        assert_eq!(spec.clone().aged(Aging::PerSecond(0.3)).aging, Aging::PerSecond(0.0));
         let plain: PolicySpec = "leap".parse().unwrap();
-        assert_eq!((plain.aging_rate, plain.memory_weight, plain.rls), (0.05, 1.0, true));
-        assert_eq!(plain.aged(0.3).aging_rate, 0.3);
+        assert_eq!(plain.levers, Levers { queue: true, admission: true, ..Levers::default() });
+        assert_eq!((plain.aging, plain.memory_weight, plain.rls), (Aging::PerWait(2.0), 1.0, true));
+        assert_eq!(plain.aged(Aging::PerSecond(0.3)).aging, Aging::PerSecond(0.3));
+        let fcfs: PolicySpec = "fcfs:levers=admission".parse().unwrap();
+        assert_eq!(fcfs.levers, Levers { admission: true, ..Levers::default() });
         let score: PolicySpec = "score:bert:delay_s=0.02,gpu_share=0.1".parse().unwrap();
         assert_eq!((score.rule, score.delay_s), (Rule::Score("bert".into()), 0.02));
     }
@@ -310,7 +367,9 @@ mod tests {
     fn wrong_specifications_say_what_is_wrong() {
         for (text, part) in [
             ("sjf", "unknown policy"),
-            ("leap:aging=1", "unknown key aging"),
+            ("leap:ageing=1", "unknown key ageing"),
+            ("leap:aging=1,aging_rate=1", "exclude each other"),
+            ("leap:recompute_share=0", "not a number from 0.0001"),
             ("leap:aging_rate", "expected key=value"),
             ("leap:aging_rate=-1", "not a number from 0"),
             ("leap:rls=maybe", "on or off"),

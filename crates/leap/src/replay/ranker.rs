@@ -4,15 +4,17 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::input::RunInput;
 use super::policy::{PolicySpec, Rule};
 use super::trace::{Finish, Trace, are_lengths};
+use crate::levers::aging::{AgingClock, Arrival};
 use crate::online::{Label, OnlineReadout};
 use crate::prompt::length_features;
 use crate::queue::static_key;
 use crate::readout::Kind;
-use crate::remaining::{Order, RemainingTable, next_level};
+use crate::remaining::{Order, RemainingTable, SurvivalFunction, next_level};
 use crate::rows::Row;
 use crate::{Error, Result};
 
@@ -83,6 +85,9 @@ pub struct Ranker<'a> {
     first: Vec<u32>,
     finished: u64,
     finished_tokens: u64,
+    /// What waiting is worth, and what it was when each request arrived.
+    pub(super) clock: AgingClock,
+    arrivals: Vec<Arrival>,
     pub(super) predicted: Rc<Predicted>,
 }
 
@@ -117,6 +122,8 @@ impl<'a> Ranker<'a> {
             first,
             finished: 0,
             finished_tokens: 0,
+            clock: AgingClock::new(spec.aging),
+            arrivals: vec![Arrival { aged: 0.0, mean_tokens: f64::INFINITY }; input.len()],
             spec,
             trace,
             input,
@@ -154,7 +161,8 @@ impl<'a> Ranker<'a> {
     }
 
     /// A request has arrived: what can be known before prefill is known now.
-    pub fn arrived(&mut self, id: u32) -> Result<()> {
+    pub fn arrived(&mut self, id: u32, at_s: f64) -> Result<()> {
+        self.arrivals[id as usize] = self.clock.arrival(at_s);
         let row = self.row(id);
         if !self.scores.is_empty() && !self.is_delayed() {
             self.scored(id);
@@ -236,7 +244,9 @@ impl<'a> Ranker<'a> {
         if let Some(known) = self.known.get_mut(id as usize) {
             *known = None;
         }
-        let label = match self.trace.finish_of(row) {
+        let finish = self.trace.finish_of(row);
+        self.clock.finished((finish != Finish::Abort).then_some(tokens));
+        let label = match finish {
             Finish::Stop => Label::Exact(tokens),
             Finish::Length => Label::Censored(tokens),
             Finish::Abort => return Ok(()),
@@ -290,7 +300,38 @@ impl<'a> Ranker<'a> {
         let (remaining, mean) = self.remaining(id, generated);
         let prompt = f64::from(self.trace.prompt_tokens[self.row(id)]);
         let tokens = prompt + f64::from(generated) + mean / 2.0;
-        static_key(remaining, self.spec.aging_rate, self.input.arrival_s[id as usize], memory_weight, tokens)
+        let arrival = self.arrivals[id as usize];
+        // Of what is no length of an answer the mean length says nothing.
+        let is_length = match self.spec.rule {
+            Rule::Score(_) => self.scores_are_lengths,
+            Rule::SjfOracle | Rule::SrptOracle => true,
+            _ => self.spec.has_readout(),
+        };
+        let remaining =
+            if is_length { self.clock.boosted(remaining, arrival, self.spec.is_squared()) } else { remaining };
+        static_key(remaining, 1.0, arrival.aged, memory_weight, tokens)
+    }
+
+    /// The request's own length, where the policy knows anything of it.
+    pub fn length(&self, id: u32) -> Option<Arc<SurvivalFunction>> {
+        let row = self.row(id);
+        match self.spec.rule {
+            Rule::SjfOracle | Rule::SrptOracle => {
+                Some(Arc::new(SurvivalFunction::certain(self.trace.output_tokens[row])))
+            }
+            _ => {
+                let predicted = [Kind::Prompt, Kind::State]
+                    .iter()
+                    .any(|&readout| !self.predicted.get(readout, id as usize).is_nan());
+                let known = self.known.get(id as usize)?.as_ref().filter(|_| predicted)?;
+                Some(Arc::clone(known.length()))
+            }
+        }
+    }
+
+    /// Tokens that a request stops at, at the latest.
+    pub fn cap_of(&self, id: u32) -> u32 {
+        self.cap(self.row(id))
     }
 
     /// Key of a request in the waiting queue.

@@ -18,6 +18,7 @@ use super::ranker::{Predicted, Ranker, Readouts};
 use super::state::Step;
 use super::timeline::Timeline;
 use super::trace::Trace;
+use crate::levers::admission::Admission;
 use crate::{Error, Result};
 
 /// Simulates one policy once.
@@ -193,6 +194,8 @@ impl Ranks<'_> {
             outcome.preemptions += engine.tally.preemptions;
             outcome.wait_cap_promotions += engine.tally.wait_cap_promotions;
             outcome.cached_tokens += engine.tally.cached_tokens;
+            outcome.recomputed_tokens += engine.tally.recomputed_tokens;
+            outcome.admission_holds += engine.admission.as_ref().map_or(0, Admission::holds);
             outcome.waited_s += engine.waiting.waited_s();
             recorders.extend(engine.recorder);
             outcome.log = engine.log;

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::input::{RunInput, left_out, span};
 use super::metrics::{Measure, RunMetrics, quartiles};
-use super::options::Options;
+use super::options::{Options, Point};
 use super::outcome::{Control, Record};
 use super::plan::{complete, usable};
 use super::policy::{PolicySpec, Rule};
@@ -16,6 +16,7 @@ use super::ranks::simulate;
 use super::report::{LeftOut, PolicyReport, Report, TraceReport};
 use super::setting::{Setting, setting};
 use super::trace::Trace;
+use crate::levers::aging::Aging;
 use crate::{Error, Result};
 
 /// One finished request of one run, for callers that want them all.
@@ -150,9 +151,12 @@ impl Plan<'_> {
         let mut tasks = Vec::new();
         for point in 0..self.settings.len() {
             for (policy, spec) in self.specs.iter().enumerate() {
-                let spec = match self.options.points[point].aging_rate {
-                    Some(rate) => spec.clone().aged(rate),
-                    None => spec.clone(),
+                let Point { aging, aging_rate, .. } = self.options.points[point];
+                let aging = aging.map(Aging::PerWait).or(aging_rate.map(Aging::PerSecond));
+                let spec = spec.clone().on(&self.settings[point].config);
+                let spec = match aging {
+                    Some(aging) => spec.aged(aging),
+                    None => spec,
                 };
                 tasks.extend((0..self.options.seeds).map(|index| Task { spec: spec.clone(), policy, point, index }));
             }
@@ -201,7 +205,7 @@ impl Plan<'_> {
         Report {
             trace: TraceReport { requests: self.count, duration_s: span(self.trace, &self.rows).1, left_out },
             capacity_rps: self.settings.iter().map(|setting| setting.capacity).collect(),
-            policies: self.specs.clone(),
+            policies: self.specs.iter().map(|spec| spec.clone().on(&self.settings[0].config)).collect(),
             notes,
             results,
         }

@@ -60,18 +60,20 @@ pub(super) fn setting(
     Ok(Setting { config, capacity, arrivals, request_rate })
 }
 
-/// Requests a second that the engine completes first come first served when it is never idle: the whole trace over
-/// and over, all at once, its completions counted over the middle half.
+/// Requests a second that the engine completes first come first served when this client always has one to send: the
+/// whole trace over and over, all at once, its completions counted over the middle half. Where the client allows fewer
+/// in flight than the engine seats, that is what the engine can do for it.
 fn capacity(trace: &Trace, rows: &[u32], config: &EngineConfig, options: &Options, control: &Control) -> Result<f64> {
     let stride = rows.len().div_ceil(CAPACITY_ROWS);
     let rows: Vec<u32> = rows.iter().step_by(stride).copied().collect();
     let seats = config.max_num_seqs as usize * config.data_parallel_size as usize;
-    let copies = (8 * seats).div_ceil(rows.len()).max(2);
+    let inside = options.max_concurrency.map_or(seats, |most| seats.min(most as usize));
+    let copies = (8 * inside).div_ceil(rows.len()).max(2);
     let input = RunInput::saturating(&rows, copies);
     let fcfs: PolicySpec = "fcfs".parse()?;
-    let unlimited = Options { max_concurrency: None, wait_cap_s: None, ..options.clone() };
+    let untimed = Options { wait_cap_s: None, ..options.clone() };
     control.total.fetch_add(input.len() as u64, Ordering::Relaxed);
-    let outcome = simulate(trace, &input, config, &fcfs, &Readouts::default(), &unlimited, control)?;
+    let outcome = simulate(trace, &input, config, &fcfs, &Readouts::default(), &untimed, control)?;
     let mut ends: Vec<f64> = outcome.records.iter().map(|record| record.finish_s).collect();
     ends.sort_by(f64::total_cmp);
     let window = rows.len() * copies / 2;

@@ -1,11 +1,13 @@
 //! A second engine model, written from its specification alone and as plainly as possible: one step at a time, plain
 //! lists, every choice made anew by looking at everybody. It is what the replayer's results are held against.
 
+mod admission;
 mod cost;
 mod memory;
 mod order;
 mod pool;
 
+use admission::{Clock, Room};
 use cost::seconds;
 use leap::remaining::next_level;
 use leap::replay::{EngineConfig, Options, PolicySpec, Readouts, Rule, RunInput, Trace};
@@ -24,6 +26,11 @@ pub struct Request {
     queued: f64,
     /// Key in the queue while it waits.
     key: f64,
+    /// How far the clock had come when it arrived, and the mean of the lengths that had finished by then.
+    aged: f64,
+    mean: Option<f64>,
+    /// Blocks that it found with others when it was admitted.
+    shared: usize,
     /// Another predictor's score, once it is there.
     score: Option<f64>,
     /// Tokens in the KV cache, the step just composed included.
@@ -86,6 +93,11 @@ pub struct Reference<'a> {
     /// Whether the running list has been arranged for the last step.
     shuffled: bool,
     prepended: f64,
+    clock: Clock,
+    pub room: Room,
+    /// Decayed number and sum of the lengths that have finished.
+    lengths: (f64, f64),
+    pub recomputed_tokens: u64,
     /// The head that the last step refused a seat or blocks.
     refused: Option<usize>,
     next_eviction_s: f64,
@@ -135,6 +147,10 @@ impl<'a> Reference<'a> {
             holders: Vec::new(),
             shuffled: false,
             prepended: 0.0,
+            clock: Clock::default(),
+            room: Room::default(),
+            lengths: (0.0, 0.0),
+            recomputed_tokens: 0,
             refused: None,
             next_eviction_s: 0.0,
             steps: 0,
@@ -202,6 +218,8 @@ impl<'a> Reference<'a> {
     fn send(&mut self, sent: f64) {
         let id = self.sent;
         self.requests[id].sent = sent;
+        self.requests[id].aged = self.clock.at(self.spec.aging, sent);
+        self.requests[id].mean = (self.lengths.0 > 0.0).then(|| self.lengths.1 / self.lengths.0);
         self.sent += 1;
         self.inside += 1;
         self.enqueue(id, sent);
@@ -316,7 +334,7 @@ impl<'a> Reference<'a> {
             }
         }
 
-        let mut blocked = false;
+        let (mut blocked, mut recomputed) = (false, 0);
         if self.preemptions == before {
             let used = decoding.len() as u32 + work.iter().map(|&(chunk, _)| chunk).sum::<u32>();
             let mut budget = self.config.max_num_batched_tokens - used;
@@ -328,6 +346,14 @@ impl<'a> Reference<'a> {
                     break;
                 };
                 let cached = hits.len() as u32 * self.config.block_size;
+                let shared = hits.iter().filter(|&&block| !self.pool.is_free(block)).count();
+                if !self.has_room(id, shared) {
+                    break;
+                }
+                self.requests[id].shared = shared;
+                if self.requests[id].preemptions > 0 {
+                    recomputed += self.left(id, &hits);
+                }
                 self.admit(id, chunk, hits, now);
                 self.promotions += u64::from(promoted);
                 self.cached_tokens += u64::from(cached);
@@ -344,10 +370,15 @@ impl<'a> Reference<'a> {
         self.refused = self.head(now).map(|(id, _, _)| id).filter(|_| budget_left);
         // Whoever was preempted with its last token under way is gone when that has come.
         self.waiting.retain(|&id| !self.requests[id].ends());
+        let without_slot = |id: &&usize| self.residents.contains(id) && !decoding.contains(id);
+        let gated = could.iter().filter(without_slot).count();
+        self.clock.step(self.spec.aging, now, self.waiting.len() + gated);
         if decoding.is_empty() && prefilling.is_empty() {
             return None;
         }
 
+        self.waste(used, recomputed);
+        self.recomputed_tokens += u64::from(recomputed);
         let reads: Vec<u32> = decoding.iter().map(|&id| self.requests[id].stored).collect();
         for &id in &decoding {
             self.store(id, 1);
@@ -385,6 +416,9 @@ impl<'a> Reference<'a> {
                 request.finish_s = now;
                 self.finished += 1;
                 self.finished_tokens += f64::from(request.output);
+                self.lengths = (0.9995 * self.lengths.0 + 1.0, 0.9995 * self.lengths.1 + f64::from(request.output));
+                self.clock.finished();
+                self.room.finished(request.output);
                 self.inside -= 1;
                 self.residents.retain(|&other| other != id);
                 let blocks = std::mem::take(&mut request.blocks);

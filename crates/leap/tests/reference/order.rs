@@ -1,5 +1,6 @@
 //! What the policy believes of a request, and who comes before whom.
 
+use leap::levers::aging::Aging;
 use leap::replay::Rule;
 
 use super::Reference;
@@ -69,7 +70,12 @@ impl Reference<'_> {
         let remaining = self.remaining(id);
         let held = f64::from(request.prompt) + f64::from(request.generated) + remaining / 2.0;
         let memory = if memory_weight > 0.0 { memory_weight * held.ln() } else { 0.0 };
-        remaining.ln() + memory + self.spec.aging_rate * request.arrival
+        let flat = |mean: f64| mean / 6.0 * (1.0 - (-6.0 * remaining / mean).exp());
+        let lengths = matches!(self.spec.rule, Rule::SjfOracle | Rule::SrptOracle | Rule::Score(_));
+        match (self.spec.aging, request.mean) {
+            (Aging::PerWait(_), Some(mean)) if lengths => flat(mean).ln() + memory + request.aged,
+            _ => remaining.ln() + memory + request.aged,
+        }
     }
 
     /// Who is admitted next, whether it has waited past the cap, and whether only that put it first.

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from leap_rs.replay.options import Options, build
+from leap_rs.replay.remarks import queue_of_client
 from leap_rs.replay.run import run
 from leap_rs.trace import Trace
 
@@ -87,6 +88,8 @@ class Bench:
         document = first.document
         self.fcfs, self.leap = first.measured
         self.queue: dict[str, Any] = document["results"][0]["queue"]
+        self.client = queue_of_client(document, [0])
+        """That the client's cap is the queue, where it leaves the engine as it is none."""
         rate = document["results"][0]["request_rate"]
         # All at once has no rate.
         self.rate = rate if isinstance(rate, float) else None

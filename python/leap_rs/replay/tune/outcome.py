@@ -106,14 +106,12 @@ def verdict(
     what = NAMES[objective]
     asked = ",".join(str(bound) for bound in bounds)
     if found is None:
-        return Verdict(
-            "no_queue",
-            "fcfs",
-            None,
-            [
-                "No policy can matter at this load, because there is no queue (raise --load, or leave the server as it is)."
-            ],
+        why = (
+            "No policy can matter at this load, because there is no queue (raise --load, or leave the server as it is)."
         )
+        if search.client is not None:
+            why = f"No policy can matter, because {search.client} (leave the server as it is)."
+        return Verdict("no_queue", "fcfs", None, [why])
     if found.chosen is None and found.nearest is not None:
         near = max(checks(found.nearest, search.fcfs, bounds), key=lambda check: check.excess)
         where = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ import polars as pl
 
 from leap_rs._leap import ConfigError, TraceError
 from leap_rs.replay import engines
-from leap_rs.replay.options import Options, build
+from leap_rs.replay.options import Options, build, in_json
 from leap_rs.replay.run import open_trace
 from leap_rs.trace import Trace
 
@@ -216,8 +215,8 @@ def _document(case: Case, found: Found, decided: Verdict, searched: Half, judged
         "trace": {"path": None if case.path is None else str(case.path), "format": trace.format, "requests": height},
         "config": {
             **case.engine,
-            **{name: getattr(case.used, name) for name in _CONFIG},
-            "request_rate": "inf" if options.request_rate == math.inf else options.request_rate,
+            **{name: in_json(getattr(case.used, name)) for name in _CONFIG},
+            "request_rate": in_json(options.request_rate),
             "repeated": case.repeated,
             "readouts": bench.readouts,
         },

@@ -1,0 +1,141 @@
+//! Aging: by how much a request has risen for having waited, on a clock that all requests share. All keys fall at one
+//! rate at any moment, so that a key is fixed when a request arrives and no queue is ever sorted anew.
+
+use serde::Serialize;
+
+/// Seconds over which completions are averaged.
+const MEMORY_S: f64 = 30.0;
+/// Below this a wait is no queue that an order could act on, and the clock goes no faster.
+const SHORTEST_WAIT_S: f64 = 1.0;
+/// Where ln(remaining) stops telling lengths apart, as a share of the mean: those who are longer wait by age alone. Of 1,
+/// 2, 4, 5, 6, 8 and 12 the one that holds both bounds of the grid, on the tail and on the mean, with something to spare.
+const BOOST: f64 = 6.0;
+/// An effective memory of 2,000 lengths for their mean.
+const FORGETTING: f64 = 0.9995;
+
+/// How waiting raises a request.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub enum Aging {
+    /// e-foldings a second.
+    #[serde(rename = "aging_rate")]
+    PerSecond(f64),
+    /// e-foldings a standing wait: what a newcomer would wait first come first served.
+    #[serde(rename = "aging")]
+    PerWait(f64),
+}
+
+impl Aging {
+    /// Whether waiting raises nobody.
+    pub fn is_none(self) -> bool {
+        matches!(self, Self::PerSecond(rate) | Self::PerWait(rate) if rate == 0.0)
+    }
+}
+
+/// What the clock showed when a request arrived, and which lengths counted as long.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arrival {
+    /// V at the arrival, in e-foldings: what a key holds.
+    pub aged: f64,
+    /// Mean length of those that had finished, in tokens; infinite where none had.
+    pub mean_tokens: f64,
+}
+
+/// The clock: V(t), in e-foldings.
+///
+/// For [`Aging::PerWait`] V(t) is the integral of alpha / W, with W = waiting / completions per second (an exponential mean
+/// over 30 s), at least 1 s. It is told of both when a step is composed, and is linear in between. A request that has
+/// waited as long as a newcomer would wait first come first served has risen by e^alpha.
+#[derive(Clone, Debug)]
+pub struct AgingClock {
+    aging: Aging,
+    /// V when the wait last changed, and when that was.
+    value: f64,
+    since_s: f64,
+    /// e-foldings a second since then.
+    rate: f64,
+    waiting: u64,
+    completions_per_s: f64,
+    /// Finished since the last step, and the decayed number and sum of their lengths since the start.
+    finished: u64,
+    lengths: f64,
+    tokens: f64,
+}
+
+impl AgingClock {
+    /// A clock that starts at 0.
+    pub fn new(aging: Aging) -> Self {
+        let rate = match aging {
+            Aging::PerSecond(rate) => rate,
+            Aging::PerWait(alpha) => alpha / SHORTEST_WAIT_S,
+        };
+        Self {
+            aging,
+            value: 0.0,
+            since_s: 0.0,
+            rate,
+            waiting: 0,
+            completions_per_s: 0.0,
+            finished: 0,
+            lengths: 0.0,
+            tokens: 0.0,
+        }
+    }
+
+    /// V at `time_s`, which is not before the last step.
+    pub fn at(&self, time_s: f64) -> f64 {
+        match self.aging {
+            Aging::PerSecond(rate) => rate * time_s,
+            Aging::PerWait(_) => self.value + self.rate * (time_s - self.since_s).max(0.0),
+        }
+    }
+
+    /// A request arrives at `time_s`, which is not before the last step.
+    pub fn arrival(&self, time_s: f64) -> Arrival {
+        let mean_tokens = if self.lengths > 0.0 { self.tokens / self.lengths } else { f64::INFINITY };
+        Arrival { aged: self.at(time_s), mean_tokens }
+    }
+
+    /// A request has ended with so many tokens; none where they say nothing of a length, since it was aborted.
+    pub fn finished(&mut self, tokens: Option<u32>) {
+        self.finished += 1;
+        let Some(tokens) = tokens else { return };
+        self.lengths = FORGETTING * self.lengths + 1.0;
+        self.tokens = FORGETTING * self.tokens + f64::from(tokens.max(1));
+    }
+
+    /// A step has been composed at `now_s`, after which so many requests wait: for admission, or inside for a slot.
+    pub fn step(&mut self, now_s: f64, waiting: u64) {
+        let finished = std::mem::take(&mut self.finished);
+        let Aging::PerWait(alpha) = self.aging else { return };
+        if waiting == self.waiting && finished == 0 {
+            return;
+        }
+        self.value = self.at(now_s);
+        self.completions_per_s *= (-(now_s - self.since_s).max(0.0) / MEMORY_S).exp();
+        self.completions_per_s += finished as f64 / MEMORY_S;
+        self.since_s = self.since_s.max(now_s);
+        self.waiting = waiting;
+        // The mean of what has been seen so far, not of the emptiness before the first step.
+        let seen = 1.0 - (-self.since_s / MEMORY_S).exp();
+        let wait_s = match (waiting, self.completions_per_s) {
+            (0, _) => 0.0,
+            (_, 0.0) => self.since_s,
+            (waiting, per_s) => waiting as f64 * seen / per_s,
+        };
+        self.rate = alpha / wait_s.max(SHORTEST_WAIT_S);
+    }
+
+    /// Remaining length as aging compares it: itself for the short, ever flatter from a share of the mean on.
+    ///
+    /// u / c (1 - exp(-c remaining / u)), with u the mean in the unit of `remaining`: the mean length, or its square where
+    /// remaining is in tokens squared (`squared`). As `remaining` itself where aging goes by the second. The boost rule of
+    /// Yu and Scully, "Strongly tail-optimal scheduling in the light-tailed M/G/1", SIGMETRICS 2024, on predicted
+    /// lengths.
+    pub fn boosted(&self, remaining: f64, arrival: Arrival, squared: bool) -> f64 {
+        if matches!(self.aging, Aging::PerSecond(_)) || arrival.mean_tokens.is_infinite() {
+            return remaining;
+        }
+        let unit = if squared { arrival.mean_tokens * arrival.mean_tokens } else { arrival.mean_tokens } / BOOST;
+        -unit * (-remaining / unit).exp_m1()
+    }
+}

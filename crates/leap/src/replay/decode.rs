@@ -144,7 +144,7 @@ impl DecodeSet {
     }
 
     /// Everybody in the set.
-    pub fn members(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn members(&self) -> impl Iterator<Item = u32> + Clone + '_ {
         self.buckets.iter().flatten().copied()
     }
 }

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use super::blocks::{BlockPool, Held};
+use super::client::Client;
 use super::config::EngineConfig;
 use super::cost::Ramp;
 use super::decode::DecodeSet;
@@ -15,16 +16,16 @@ use super::options::Options;
 use super::outcome::{Control, Record};
 use super::policy::{PolicySpec, Rule};
 use super::ranker::Ranker;
-use super::ranks::Client;
 use super::state::{Request, Step, Tally};
 use super::steps::StepLog;
-use super::timeline::{Level, Recorder};
+use super::timeline::Recorder;
 use super::trace::{Finish, Trace};
 use super::waiting::Waiting;
 use crate::Result;
 use crate::levers::admission::{Admission, KvGrowth, Request as Candidate};
 use crate::levers::aging::Aging;
 use crate::levers::{Evictor, Running, Slots};
+use crate::readout::Kind;
 
 /// A composed step and the equal ones behind it, in time.
 pub(super) struct Span {
@@ -231,28 +232,6 @@ impl<'a> Engine<'a> {
         Ok(released)
     }
 
-    /// Takes down what is held from `at_s` on, with `free` KV blocks.
-    fn note(&mut self, at_s: f64, free: u32) {
-        if let Some(recorder) = &mut self.recorder {
-            let blocks = i64::from(self.config.usable_blocks()) - i64::from(free);
-            let level = Level { waiting: self.waiting.len() as i64, resident: self.residents.len() as i64, blocks };
-            recorder.note(at_s, level);
-        }
-    }
-
-    /// Takes down the blocks that each of `more` equal steps behind the last composed one takes when it is composed.
-    fn note_equal_steps(&mut self, start: f64, ramp: &Ramp, more: u64) {
-        if self.recorder.is_none() {
-            return;
-        }
-        let mut free = self.pool.free();
-        for ahead in 1..=more {
-            free -= self.decoding.need_block(ahead).len() as u32;
-            let composed = if self.config.async_scheduling { ahead - 1 } else { ahead };
-            self.note(start + ramp.elapsed(composed), free);
-        }
-    }
-
     /// When the next step that is under way ends.
     pub(super) fn next_landing(&self) -> Option<f64> {
         self.flights.front().map(|flight| flight.end)
@@ -423,7 +402,7 @@ impl<'a> Engine<'a> {
             admitted_s: request.admitted_s,
             first_token_s: request.first_token_s,
             finish_s: request.finish_s,
-            predicted: [self.ranker.predicted.get(0, id), self.ranker.predicted.get(1, id)],
+            predicted: [Kind::Prompt, Kind::State].map(|readout| self.ranker.predicted.get(readout, id)),
         }
     }
 }

@@ -95,7 +95,8 @@ impl Engine<'_> {
     /// more to get.
     pub(super) fn victim(&self) -> Option<u32> {
         if self.spec.levers.slots {
-            return last_by_key(self.listed(true)).map(|resident| resident.number as u32);
+            let key = |number| self.ranker.slot_key(number as u32, self.generated(number as u32));
+            return last_by_key(self.listed(false), key).map(|number| number as u32);
         }
         self.residents.iter().copied().max_by_key(|&id| self.requests[id as usize].admitted)
     }

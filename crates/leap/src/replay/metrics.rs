@@ -11,6 +11,7 @@ use super::cost::CostModel;
 use super::outcome::{Outcome, Record};
 use super::policy::{PolicySpec, Rule};
 use super::trace::{Trace, are_lengths};
+use crate::readout::Kind;
 use crate::stats;
 
 /// A latency of one request.
@@ -262,10 +263,10 @@ impl Measure<'_> {
             Rule::Leap | Rule::LeapPaper | Rule::LeapFrozen => {
                 run.prediction = Some(quality(&Record::best_predicted, true));
                 if spec.rule == Rule::Leap {
-                    run.prompt_prediction = Some(quality(&|record| record.predicted[0], true));
+                    run.prompt_prediction = Some(quality(&|record| record.predicted[Kind::Prompt as usize], true));
                 }
                 if self.trace.features.is_some() {
-                    run.state_prediction = Some(quality(&|record| record.predicted[1], true));
+                    run.state_prediction = Some(quality(&|record| record.predicted[Kind::State as usize], true));
                 }
             }
             _ => {}

@@ -6,6 +6,7 @@
 
 mod balancer;
 mod blocks;
+mod client;
 mod compose;
 mod config;
 mod cost;
@@ -16,6 +17,7 @@ mod gaps;
 mod input;
 mod memory;
 mod metrics;
+mod observe;
 mod once;
 mod options;
 mod outcome;

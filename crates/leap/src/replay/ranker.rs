@@ -13,6 +13,7 @@ use crate::levers::aging::{AgingClock, Arrival};
 use crate::online::{Label, OnlineReadout};
 use crate::prompt::length_features;
 use crate::queue::static_key;
+use crate::readout::Kind;
 use crate::remaining::{Order, RemainingTable, SurvivalFunction, next_level};
 use crate::rows::Row;
 use crate::{Error, Result};
@@ -51,20 +52,20 @@ impl Predicted {
         Ok(Self([unknown(before), unknown(state.is_some())]))
     }
 
-    /// By `readout` (0 before, 1 after prefill); NaN also where that one predicts nothing at all.
-    pub fn get(&self, readout: usize, id: usize) -> f32 {
-        self.0[readout].get(id).map_or(f32::NAN, Cell::get)
+    /// Tokens that a readout, or another predictor before prefill, predicted; NaN also where it predicts nothing at all.
+    pub fn get(&self, readout: Kind, id: usize) -> f32 {
+        self.0[readout as usize].get(id).map_or(f32::NAN, Cell::get)
     }
 
-    fn set(&self, readout: usize, id: u32, tokens: f32) {
-        if let Some(predicted) = self.0[readout].get(id as usize) {
+    fn set(&self, readout: Kind, id: u32, tokens: f32) {
+        if let Some(predicted) = self.0[readout as usize].get(id as usize) {
             predicted.set(tokens);
         }
     }
 
     /// Whether `readout` predicts at all and has not predicted of `id` yet.
-    fn lacks(&self, readout: usize, id: u32) -> bool {
-        self.0[readout].get(id as usize).is_some_and(|tokens| tokens.get().is_nan())
+    fn lacks(&self, readout: Kind, id: u32) -> bool {
+        self.0[readout as usize].get(id as usize).is_some_and(|tokens| tokens.get().is_nan())
     }
 }
 
@@ -143,12 +144,12 @@ impl<'a> Ranker<'a> {
         (id as usize >= self.input.round).then(|| self.first.get(self.row(id)).map(|&id| id as usize)).flatten()
     }
 
-    /// Takes over what a readout (0 before, 1 after prefill) predicted of an earlier request with the same row.
-    fn recall(&mut self, readout: usize, id: u32, earlier: usize) -> bool {
+    /// Takes over what a readout predicted of an earlier request with the same row.
+    fn recall(&mut self, readout: Kind, id: u32, earlier: usize) -> bool {
         let tokens = self.predicted.get(readout, earlier);
         let score = if tokens.is_nan() { self.running_mean() } else { tokens.sqrt() };
         self.predicted.set(readout, id, tokens);
-        if readout == 0 || !tokens.is_nan() {
+        if readout == Kind::Prompt || !tokens.is_nan() {
             self.learn_of(readout, id, score);
         }
         !tokens.is_nan()
@@ -167,39 +168,39 @@ impl<'a> Ranker<'a> {
             self.scored(id);
         }
         if let Some(earlier) = self.earlier(id) {
-            self.recall(0, id, earlier);
+            self.recall(Kind::Prompt, id, earlier);
             return Ok(());
         }
         let Some(prompt) = self.prompt.as_mut() else {
             if !self.known.is_empty() {
                 let score = self.running_mean();
-                self.learn_of(0, id, score);
+                self.learn_of(Kind::Prompt, id, score);
             }
             return Ok(());
         };
         let estimate = with_prompt_row(self.trace, row, |features| prompt.estimate(features));
         let estimate = estimate.map_err(|error| in_row("prompt_features", row, error))?;
         if estimate.known {
-            self.predicted.set(0, id, estimate.score * estimate.score);
+            self.predicted.set(Kind::Prompt, id, estimate.score * estimate.score);
         }
-        self.learn_of(0, id, estimate.score);
+        self.learn_of(Kind::Prompt, id, estimate.score);
         Ok(())
     }
 
     /// Another predictor's score has come in.
     pub fn scored(&mut self, id: u32) {
-        self.predicted.set(0, id, self.scores[self.row(id)]);
+        self.predicted.set(Kind::Prompt, id, self.scores[self.row(id)]);
     }
 
     /// A request's prefill has ended: its hidden state is there. Says whether it changed what is known.
     pub fn prefilled(&mut self, id: u32) -> Result<bool> {
         let row = self.row(id);
         // A resumed request has its hidden state from the first time.
-        if !self.predicted.lacks(1, id) {
+        if !self.predicted.lacks(Kind::State, id) {
             return Ok(false);
         }
         if let Some(earlier) = self.earlier(id) {
-            return Ok(self.recall(1, id, earlier));
+            return Ok(self.recall(Kind::State, id, earlier));
         }
         let (Some(state), Some(features)) = (self.state.as_mut(), self.trace.features.as_ref()) else {
             return Ok(false);
@@ -208,14 +209,15 @@ impl<'a> Ranker<'a> {
         if !estimate.known {
             return Ok(false);
         }
-        self.predicted.set(1, id, estimate.score * estimate.score);
-        self.learn_of(1, id, estimate.score);
+        self.predicted.set(Kind::State, id, estimate.score * estimate.score);
+        self.learn_of(Kind::State, id, estimate.score);
         Ok(true)
     }
 
-    /// Sets what is known of a request: the score of a readout (0 before, 1 after prefill), with that one's noise.
-    fn learn_of(&mut self, readout: usize, id: u32, score: f32) {
-        let noise = [&self.prompt, &self.state][readout].as_ref().or(self.state.as_ref()).map(OnlineReadout::noise);
+    /// Sets what is known of a request: the score of a readout, with that one's noise.
+    fn learn_of(&mut self, readout: Kind, id: u32, score: f32) {
+        let own = if readout == Kind::Prompt { &self.prompt } else { &self.state };
+        let noise = own.as_ref().or(self.state.as_ref()).map(OnlineReadout::noise);
         let (order, objective, cap) = (self.spec.order, self.spec.objective, self.cap(self.row(id)));
         let table = match noise {
             Some(noise) => RemainingTable::new(order, objective, score, noise, cap),
@@ -280,7 +282,7 @@ impl<'a> Ranker<'a> {
             Rule::SjfOracle => same(f64::from(self.trace.output_tokens[row])),
             Rule::SrptOracle => same(f64::from(self.trace.output_tokens[row] - generated).max(1.0)),
             Rule::Score(_) => {
-                let score = f64::from(self.predicted.get(0, id as usize));
+                let score = f64::from(self.predicted.get(Kind::Prompt, id as usize));
                 if score.is_nan() {
                     return same(f64::from(self.running_mean()).powi(2));
                 }
@@ -318,7 +320,9 @@ impl<'a> Ranker<'a> {
                 Some(Arc::new(SurvivalFunction::certain(self.trace.output_tokens[row])))
             }
             _ => {
-                let predicted = (0..2).any(|readout| !self.predicted.get(readout, id as usize).is_nan());
+                let predicted = [Kind::Prompt, Kind::State]
+                    .iter()
+                    .any(|&readout| !self.predicted.get(readout, id as usize).is_nan());
                 let known = self.known.get(id as usize)?.as_ref().filter(|_| predicted)?;
                 Some(Arc::clone(known.length()))
             }

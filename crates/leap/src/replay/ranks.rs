@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use super::balancer::{Balancer, Counts};
+use super::client::Client;
 use super::config::EngineConfig;
 use super::cost::Ramp;
 use super::engine::{Engine, Span};
@@ -55,46 +56,6 @@ pub fn simulate(
     ranks.run()
 }
 
-/// Who sends the requests, and holds them back beyond a number in flight.
-pub(super) struct Client<'a> {
-    arrival_s: &'a [f64],
-    next: usize,
-    inside: usize,
-    most: usize,
-    /// When it last had as many in flight as it may.
-    room_since_s: f64,
-}
-
-impl<'a> Client<'a> {
-    fn new(input: &'a RunInput, max_concurrency: Option<u32>) -> Self {
-        let most = max_concurrency.map_or(usize::MAX, |most| most as usize);
-        Self { arrival_s: &input.arrival_s, next: 0, inside: 0, most, room_since_s: 0.0 }
-    }
-
-    /// When the next request is planned, if one may be sent.
-    fn next_arrival(&self) -> Option<f64> {
-        if self.inside < self.most { self.arrival_s.get(self.next).copied() } else { None }
-    }
-
-    /// The next request to be sent by `now`, and when it was.
-    fn send(&mut self, now: f64) -> Option<(u32, f64)> {
-        let at = self.next_arrival().filter(|&at| at <= now)?;
-        let id = self.next as u32;
-        self.next += 1;
-        self.inside += 1;
-        // Under a concurrency limit the client may hold a request back beyond its planned arrival.
-        Some((id, at.max(self.room_since_s)))
-    }
-
-    /// A request has finished.
-    pub(super) fn finished(&mut self, at_s: f64) {
-        if self.inside == self.most {
-            self.room_since_s = at_s;
-        }
-        self.inside -= 1;
-    }
-}
-
 struct Ranks<'a> {
     engines: Vec<Engine<'a>>,
     client: Client<'a>,
@@ -130,7 +91,7 @@ impl Ranks<'_> {
         }
         let waiting: usize = self.engines.iter().map(|engine| engine.waiting.len()).sum();
         let resident: usize = self.engines.iter().map(|engine| engine.residents.len()).sum();
-        if waiting > 0 || resident > 0 || self.client.next < self.rank.len() {
+        if waiting > 0 || resident > 0 || !self.client.has_sent_all() {
             return Err(Error::Config(format!(
                 "policy {}: the engine stands still at {:.3} s with {waiting} waiting and {resident} resident",
                 self.engines[0].spec, self.now,

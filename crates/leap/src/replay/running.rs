@@ -18,7 +18,9 @@ impl Engine<'_> {
         let short = look == Look::ArrangeByKey;
         let idle = self.residents.iter().copied().filter(|&id| self.is_ending(id));
         let idle = idle.map(|id| self.resident(id, Part::Idle, false));
-        let listed: Vec<Resident> = idle.chain(self.listed(short)).collect();
+        let mut listed = Vec::with_capacity(self.residents.len());
+        // By `for_each`, since chained iterators are slow from outside.
+        idle.chain(self.listed(short)).for_each(|resident| listed.push(resident));
         for i in order(&listed, short) {
             self.requests[listed[i as usize].number as usize].admitted = self.admissions;
             self.admissions += 1;
@@ -26,13 +28,14 @@ impl Engine<'_> {
     }
 
     /// All residents for whom the step has something, or could have; `by_key` where keys will be asked for.
-    pub(super) fn listed(&self, by_key: bool) -> impl Iterator<Item = Resident> {
+    pub(super) fn listed(&self, by_key: bool) -> impl Iterator<Item = Resident> + Clone {
         let decodes = self.decoding.members().map(|id| (id, Part::Decodes));
         let prefills = self.prefilling.iter().map(|&id| (id, Part::Prefills));
         let gated = self.ready.iter().map(|&id| (id, Part::Gated));
         decodes.chain(prefills).chain(gated).map(move |(id, part)| self.resident(id, part, by_key))
     }
 
+    #[inline]
     fn resident(&self, id: u32, part: Part, by_key: bool) -> Resident {
         let key = if by_key { self.ranker.slot_key(id, self.generated(id)) } else { 0.0 };
         Resident { part, key, number: u64::from(id), stands: self.requests[id as usize].admitted }

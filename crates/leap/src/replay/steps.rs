@@ -1,9 +1,5 @@
 //! The steps of one simulated engine one by one: who was scheduled in each with how many tokens, and who was preempted.
 
-use super::cost::Ramp;
-use super::engine::Engine;
-use super::state::Step;
-
 /// A step for each entry of `composed_s`; what belongs to step `i` lies between the ends of step `i - 1` and its own.
 #[derive(Clone, Debug, Default)]
 pub struct StepLog {
@@ -36,17 +32,5 @@ impl StepLog {
         }
         self.ends.push(self.request.len() as u64);
         self.preempted_ends.push(self.preempted.len() as u64);
-    }
-}
-
-impl Engine<'_> {
-    /// Writes down the composed step and the equal ones behind it.
-    pub(super) fn log_steps(&mut self, step: &Step, start: f64, ramp: &Ramp, more: u64) {
-        let Some(log) = &mut self.log else { return };
-        log.step(self.now, &step.scheduled);
-        for ahead in 1..=more {
-            let ended = if self.config.async_scheduling { ahead - 1 } else { ahead };
-            log.step(start + ramp.elapsed(ended), &step.scheduled);
-        }
     }
 }

@@ -25,6 +25,7 @@ import typer
 from grid_bounds import METRICS, Ratio, Verdict
 
 import leap_rs
+from leap_rs.replay.remarks import is_short
 
 STOCK = "fcfs"
 POLICIES = (STOCK, "fcfs:levers=admission", "leap")
@@ -65,6 +66,8 @@ class Row:
     preemptions: tuple[float, float]
     queued: float
     """Share of stock's steps in which a request waited: at 0 no order can change anything."""
+    short: bool
+    """Whether the requests are too few to bring the engine to the load that they offer."""
     spearman: float | None = None
 
     @property
@@ -86,6 +89,7 @@ class Row:
             "verdicts": {key: found.name.lower() for key, found in self.verdicts().items()},
             "preemptions": {STOCK: self.preemptions[0], "policy": self.preemptions[1]},
             "queued": self.queued,
+            "short": self.short,
             "spearman": self.spearman,
         }
 
@@ -155,7 +159,9 @@ def tasks(
             yield from (Task(engine, ENGINES[engine], source) for engine in used if engine in ENGINES)
 
 
-def replayed(task: Task, settings: Settings) -> tuple[list[Row], dict[float | None, dict[str, float]], list[str]]:
+def replayed(
+    task: Task, settings: Settings
+) -> tuple[list[Row], dict[float | None, dict[str, float | None]], list[str]]:
     """The rows of all loads, stock's own numbers by load, and the notes of the replay."""
     source = traces.dealt(task.source, settings.requests, settings.seed, settings.cache)
     document = leap_rs.replay(
@@ -187,6 +193,7 @@ def replayed(task: Task, settings: Settings) -> tuple[list[Row], dict[float | No
                 {key: value for key, value in found.items() if value is not None},
                 (base["queue"]["preemptions"], one["queue"]["preemptions"]),
                 base["queue"]["share_of_steps_with_queue"] or 0.0,
+                is_short(document, one["point"]),
                 one["prediction"].get("spearman"),
             )
         )
@@ -194,37 +201,38 @@ def replayed(task: Task, settings: Settings) -> tuple[list[Row], dict[float | No
     return rows, numbers, document["notes"]
 
 
-def seconds(ms: float | None) -> str:
-    return "-" if ms is None else f"{ms:.0f} ms" if ms < 10_000 else f"{ms / 1000:.1f} s"
+def absolute(metric: str, value: float | None) -> str:
+    """One of stock's own numbers with its unit."""
+    if value is None:
+        return "-"
+    if metric in bounds.HIGHER_IS_BETTER:
+        return f"{value:.2f}"
+    return f"{value:.0f} ms" if value < 10_000 else f"{value / 1000:.1f} s"
 
 
-def header(width: int) -> str:
-    return f"{'':{width}}" + "".join(f"{name:<16}" for name in METRICS.values()) + f"{'preemptions':<16}rank"
+def table_line(first: str, cells: Iterable[str], width: int) -> str:
+    return f"{first:<{width}}{''.join(f'{cell:<16}' for cell in cells)}".rstrip()
 
 
-def line(row: Row, width: int) -> str:
-    """One row of the table."""
-    verdicts = row.verdicts()
-    parts = []
-    for key in METRICS:
-        one = row.ratios.get(key)
-        text = "-" if one is None else f"{one.mean:.3f}" + ("" if one.half is None else f" ±{one.half:.3f}")
-        parts.append(f"{text + verdicts.get(key, Verdict.KEPT).value:<16}")
-    preempted = f"{row.preemptions[0]:.0f} > {row.preemptions[1]:.0f}"
-    rank = "-" if row.spearman is None else f"{row.spearman:.2f}"
-    return f"{'  ' + row.policy:<{width}}{''.join(parts)}{preempted:<16}{rank}"
-
-
-def show_cell(rows: Sequence[Row], numbers: Mapping[str, float], width: int) -> None:
-    """A cell: stock's own numbers, then a line a policy."""
-    own = ", ".join(
-        f"{name} {numbers[key]:.2f}" if key == "request_throughput" else f"{name} {seconds(numbers[key])}"
-        for key, name in METRICS.items()
-    )
-    print(f"{rows[0].cell}: {STOCK} {own}; waiting in {100 * rows[0].queued:.0f} % of the steps")
+def show_cell(rows: Sequence[Row], own: Mapping[str, float | None], width: int) -> None:
+    """A cell: stock's own numbers, then the ratios of each policy."""
+    few = "; too few requests to fill it" if rows[0].short else ""
+    print(f"{rows[0].cell}: requests wait in {100 * rows[0].queued:.0f} % of the steps{few}")
+    print(table_line(f"  {STOCK}", (absolute(key, own[key]) for key in METRICS), width))
     for row in rows:
-        print(line(row, width))
+        verdicts = row.verdicts()
+        cells = [number(row.ratios.get(key)) + verdicts.get(key, Verdict.KEPT).value for key in METRICS]
+        cells.append(f"{row.preemptions[0]:.0f} > {row.preemptions[1]:.0f}")
+        cells.append("-" if row.spearman is None else f"{row.spearman:.2f}")
+        print(table_line(f"  {row.policy}", cells, width))
     sys.stdout.flush()
+
+
+def number(one: Ratio | None) -> str:
+    """A ratio with half of its interval."""
+    if one is None:
+        return "-"
+    return f"{one.mean:.3f}" + ("" if one.half is None else f" ±{one.half:.3f}")
 
 
 def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -249,6 +257,7 @@ def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "policy": policy,
                 "cells": len(mine),
                 "cells_without_a_queue": sum(row.queued == 0 for row in mine),
+                "cells_too_short": sum(row.short for row in mine),
                 "worst": {
                     key: None if one is None else {"cell": one[0], **shown(one[1])} for key, one in worst.items()
                 },
@@ -267,20 +276,20 @@ def shown(one: Ratio) -> dict[str, float | None]:
     return {"mean": one.mean, "half": one.half}
 
 
-def number(one: Mapping[str, Any]) -> str:
-    return f"{one['mean']:.3f}" + ("" if one["half"] is None else f" ±{one['half']:.3f}")
+def where(found: Mapping[str, Any]) -> str:
+    """A ratio of a summary, and its cell."""
+    return f"{number(Ratio(found['mean'], found['half'])):<16} {found['cell']}"
 
 
 def show_summary(found: Sequence[Mapping[str, Any]]) -> None:
     """What `summary` found, as text."""
     for one in found:
         policy = one["policy"]
-        print(
-            f"\n{policy} against {STOCK}, {one['cells']} cells, {one['cells_without_a_queue']} of them without a queue"
-        )
+        kinds = f"{one['cells_without_a_queue']} without a queue, {one['cells_too_short']} with too few requests"
+        print(f"\n{policy} against {STOCK}, {one['cells']} cells ({kinds})")
         for key, worst in one["worst"].items():
             if worst is not None:
-                print(f"  worst {METRICS[key]:<10} {number(worst):<16} {worst['cell']}")
+                print(f"  worst {METRICS[key]:<10} {where(worst)}")
         for means in one["geometric_means"]:
             texts = [f"{name} {'-' if means[key] is None else f'{means[key]:.3f}'}" for key, name in METRICS.items()]
             print(f"  geometric mean, {at(means['load']):<10} {', '.join(texts)}")
@@ -300,7 +309,7 @@ def show_summary(found: Sequence[Mapping[str, Any]]) -> None:
             sign = ">=" if passed["metric"] in bounds.HIGHER_IS_BETTER else "<="
             limit = f"{METRICS[passed['metric']]} {sign} {limits[passed['metric']]:g}"
             mark = Verdict[passed["verdict"].upper()].value
-            print(f"    {mark} {limit:<18} {number(passed):<16} {passed['cell']}")
+            print(f"    {mark} {limit:<18} {where(passed)}")
 
 
 def main(
@@ -337,7 +346,7 @@ def main(
     try:
         for task in tasks(split(engines), split(names), data, real, cache, held_out=held_out):
             if not rows:
-                print(header(width))
+                print(table_line("", (*METRICS.values(), "preemptions", "rank"), width))
             began = perf_counter()
             found, numbers, told = replayed(task, settings)
             for load, own in numbers.items():
@@ -353,7 +362,7 @@ def main(
         raise typer.Exit(1) from None
     whole = summary(rows)
     show_summary(whole)
-    print(f"\n{len(rows)} rows in {perf_counter() - start:.0f} s")
+    print(f"\n{len({row.cell for row in rows})} cells in {perf_counter() - start:.0f} s")
     if json_file is not None:
         document = {
             "options": {

@@ -23,8 +23,8 @@ METRICS = {
 HIGHER_IS_BETTER = ("request_throughput",)
 ASKED_PTL = 0.60
 ASKED_AT_LOAD = 1.2
-# Ratios come from percentages: 1.00 may arrive with an error in its last digits.
-ROUNDING = 1e-9
+# What the table shows as 1.000 passes no bound of 1.
+ROUNDING = 5e-4
 
 
 @dataclass(frozen=True)

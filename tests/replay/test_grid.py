@@ -46,7 +46,7 @@ def test_geometric_means(bounds: Any) -> None:
     ("metric", "mean", "half", "expected"),
     [
         ("mean_ptl_ms", 1.0, 0.0, "KEPT"),
-        ("mean_ptl_ms", 1.0 + 1e-12, 0.0, "KEPT"),
+        ("mean_ptl_ms", 1.0004, 0.0, "KEPT"),
         ("mean_ptl_ms", 1.04, 0.05, "WITHIN"),
         ("mean_e2el_ms", 1.04, 0.03, "BROKEN"),
         ("mean_e2el_ms", 1.04, None, "BROKEN"),
@@ -100,7 +100,7 @@ def test_a_comma_inside_a_policy_does_not_end_it(grid: Any) -> None:
 def test_the_summary_by_hand(grid: Any, bounds: Any) -> None:
     def row(load: float, ptl: float, p99: float) -> Any:
         ratios = {"mean_ptl_ms": bounds.Ratio(ptl, 0.01), "p99_e2el_ms": bounds.Ratio(p99, 0.01)}
-        return grid.Row("card", "trace", load, "leap", ratios, (9.0, 4.0), 0.5)
+        return grid.Row("card", "trace", load, "leap", ratios, (9.0, 4.0), queued=0.5, short=False)
 
     [found] = grid.summary([row(1.0, 1.1, 1.0), row(1.2, 0.4, 1.3), row(1.2, 0.9, 1.2)])
     assert (found["policy"], found["cells"], found["cells_without_a_queue"]) == ("leap", 3, 0)
@@ -133,8 +133,8 @@ def test_a_recorded_run_with_the_first_run_dealt_anew(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert "rtx4090-llama-8b, recorded, own times: fcfs mean PTL" in done.stdout
-    assert "hrrn against fcfs, 1 cells" in done.stdout
+    assert "rtx4090-llama-8b, recorded, own times" in done.stdout
+    assert "hrrn against fcfs, 1 cells (0 without a queue, 1 with too few requests)" in done.stdout
     [row] = json.loads(out.read_text())["rows"]
     assert (row["policy"], row["load"]) == ("hrrn", None)
     assert row["ratios"]["mean_ptl_ms"]["mean"] > 0

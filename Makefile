@@ -12,6 +12,7 @@ MODEL ?= .cache/vllm-tests/real
 LOAD ?= 1.2
 # The committed trace is short against the engine: replayed once, it would only fill and drain it.
 REPLAY_ARGS ?= --num-prompts 5000
+GRID_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
 RANDOM := test_vllm_scenarios.py test_vllm_replay.py
@@ -160,6 +161,11 @@ wheel: system $(WHEEL) ## dist/*.whl: manylinux, abi3, OpenBLAS inside
 bench: develop ## speeds, each as a ratio to something measured in the same run
 	OPENBLAS_NUM_THREADS=1 $(CARGO) bench --locked -q -p leap -- ratios-alone 2> >(grep -v '^Gnuplot' >&2)
 	OPENBLAS_NUM_THREADS=1 python benches/rls_numpy.py
+
+# Neither directory comes with the project: without them the committed traces run alone.
+.PHONY: grid
+grid: develop $(READOUT) ## policies against stock over engines, traces and loads: who gains, who loses (DATA=DIR, REAL=DIR, GRID_ARGS=)
+	python benches/grid.py $(if $(DATA),--data '$(DATA)') $(if $(REAL),--real '$(REAL)') $(GRID_ARGS)
 
 $(MODEL): | $(SETUP_VLLM)
 	mkdir -p $(@D)

@@ -30,7 +30,7 @@ impl Engine<'_> {
         for id in std::mem::take(&mut self.passing) {
             self.waiting.remove(id, self.requests[id as usize].prompt, self.now);
         }
-        let gated = if self.slots_bound { self.ready.len() } else { 0 };
+        let gated = if self.slots.bound { self.seats.ready.len() } else { 0 };
         self.ranker.clock.step(self.now, (self.waiting.len() + gated) as u64);
         if self.decoding.len() == 0 && step.work.prefill == 0 {
             return None;
@@ -46,7 +46,7 @@ impl Engine<'_> {
         step.resumed.retain(|&(id, _)| self.decoding.contains(id));
         // Or among those whose prefill would have ended: their token is lost with their blocks.
         step.prefilled.retain(|&id| self.requests[id as usize].is_resident);
-        if self.log.is_some() {
+        if self.written.log.is_some() {
             step.scheduled.retain(|&(id, _)| self.requests[id as usize].is_resident);
             step.scheduled.extend(self.decoding.members().map(|id| (id, 1)));
         }
@@ -60,8 +60,8 @@ impl Engine<'_> {
             if request.generated == request.output {
                 step.done.push(id);
             } else {
-                self.ready.push(id);
-                self.slots_changed = true;
+                self.seats.ready.push(id);
+                self.slots.changed = true;
             }
         }
         Some(step)
@@ -79,45 +79,45 @@ impl Engine<'_> {
             let request = &requests[*id as usize];
             request.computed >= request.prompt && request.prompt + request.generated == request.computed + 1
         };
-        let resumed: Vec<u32> = self.prefilling.extract_if(.., lacks_one).collect();
+        let resumed: Vec<u32> = self.seats.prefilling.extract_if(.., lacks_one).collect();
         for id in resumed {
             self.requests[id as usize].last_decode_step = self.decoding.step();
-            self.ready.push(id);
-            self.slots_changed = true;
+            self.seats.ready.push(id);
+            self.slots.changed = true;
         }
     }
 
     /// Residents that could decode.
     pub(super) fn contenders(&self) -> usize {
-        self.decoding.len() as usize + self.ready.len()
+        self.decoding.len() as usize + self.seats.ready.len()
     }
 
     fn choose_decoders(&mut self, step: &mut Step) {
-        if !self.slots.bind(self.contenders()) {
-            for id in std::mem::take(&mut self.ready) {
+        if !self.slots.rule.bind(self.contenders()) {
+            for id in std::mem::take(&mut self.seats.ready) {
                 self.start_decoding(id, step);
             }
-            self.slots_bound = false;
+            self.slots.bound = false;
             return;
         }
         let now = self.decoding.step();
-        if !self.slots_changed && now < self.next_slot_choice {
+        if !self.slots.changed && now < self.slots.next_choice {
             return;
         }
-        let mut ids: Vec<u32> = self.decoding.members().chain(self.ready.iter().copied()).collect();
+        let mut ids: Vec<u32> = self.decoding.members().chain(self.seats.ready.iter().copied()).collect();
         ids.sort_unstable();
         let contender = |&id: &u32| {
             let decodes = self.decoding.contains(id);
             let waited = if decodes { 0 } else { (now - self.requests[id as usize].last_decode_step) as u32 };
             let key = self.ranker.slot_key(id, self.generated(id));
-            Contender { key, waited, holds: self.slots_bound && decodes }
+            Contender { key, waited, holds: self.slots.bound && decodes }
         };
         let contenders: Vec<Contender> = ids.iter().map(contender).collect();
-        let choice = self.slots.choose(&contenders);
+        let choice = self.slots.rule.choose(&contenders);
         self.tally.wait_cap_promotions += choice.promoted as u64;
         let mut is_chosen = vec![false; ids.len()];
         choice.chosen.iter().for_each(|&i| is_chosen[i as usize] = true);
-        self.ready = ids.iter().zip(&is_chosen).filter(|(_, chosen)| !**chosen).map(|(&id, _)| id).collect();
+        self.seats.ready = ids.iter().zip(&is_chosen).filter(|(_, chosen)| !**chosen).map(|(&id, _)| id).collect();
         for (&id, &is_chosen) in ids.iter().zip(&is_chosen) {
             match (self.decoding.contains(id), is_chosen) {
                 (true, false) => self.stop_decoding(id),
@@ -125,10 +125,10 @@ impl Engine<'_> {
                 _ => {}
             }
         }
-        self.slots_changed = false;
-        self.slots_bound = true;
+        self.slots.changed = false;
+        self.slots.bound = true;
         // One that was overdue has its one token after this step, and competes by its key again.
-        self.next_slot_choice = if choice.overdue > 0 { now + 1 } else { self.next_choice() };
+        self.slots.next_choice = if choice.overdue > 0 { now + 1 } else { self.next_choice() };
     }
 
     /// The step at which the choice of slots may come out otherwise although nobody came or went.
@@ -138,7 +138,7 @@ impl Engine<'_> {
             let generated = self.generated(id);
             now + u64::from(self.ranker.next_rekey(generated) - generated)
         });
-        let starving = self.ready.iter().filter_map(|&id| {
+        let starving = self.seats.ready.iter().filter_map(|&id| {
             let cap = u64::from(self.spec.wait_cap_steps?);
             Some((self.requests[id as usize].last_decode_step + cap).max(now + 1))
         });
@@ -165,7 +165,7 @@ impl Engine<'_> {
             request.decoded_step = self.decoding.step();
         }
         self.decoding.leave(id, request.computed);
-        self.slots_changed = true;
+        self.slots.changed = true;
     }
 
     /// Takes those out that have generated their last token in the step just booked.
@@ -177,9 +177,9 @@ impl Engine<'_> {
     }
 
     fn reserve_decode_blocks(&mut self, step: &mut Step) {
-        while self.decoding.need_block(1).len() > self.reserved.len() + self.pool.free() as usize {
+        while self.decoding.need_block(1).len() > self.kv.reserved.len() + self.kv.pool.free() as usize {
             // Nobody is preempted before all free blocks are given away; those of the victim go to the others.
-            self.reserved.extend(std::iter::from_fn(|| self.pool.allocate()));
+            self.kv.reserved.extend(std::iter::from_fn(|| self.kv.pool.allocate()));
             let Some(victim) = self.victim() else { break };
             self.preempt(victim);
             step.preempted = true;
@@ -190,7 +190,7 @@ impl Engine<'_> {
     pub(super) fn take_blocks(&mut self, steps: u64) {
         for ahead in 1..=steps {
             for &id in self.decoding.need_block(ahead) {
-                if let Some(held) = self.reserved.pop().or_else(|| self.pool.allocate()) {
+                if let Some(held) = self.kv.reserved.pop().or_else(|| self.kv.pool.allocate()) {
                     self.requests[id as usize].blocks.push(held);
                 }
             }
@@ -198,17 +198,17 @@ impl Engine<'_> {
     }
 
     fn continue_prefills(&mut self, step: &mut Step, budget: &mut u32) {
-        if self.prefilling.is_empty() {
+        if self.seats.prefilling.is_empty() {
             return;
         }
-        for id in self.prefilling.clone() {
+        for id in self.seats.prefilling.clone() {
             let request = &self.requests[id as usize];
             if *budget == 0 || !request.is_resident {
                 continue;
             }
             let chunk = (request.prompt + request.generated - request.computed).min(*budget);
             let need = self.blocks_for(request.computed + chunk) - request.blocks.len() as u32;
-            while need > self.pool.free() {
+            while need > self.kv.pool.free() {
                 let Some(victim) = self.victim() else { return };
                 self.preempt(victim);
                 step.preempted = true;
@@ -228,12 +228,12 @@ impl Engine<'_> {
     fn prefill(&mut self, id: u32, chunk: u32, step: &mut Step) {
         let computed = self.requests[id as usize].computed;
         step.work.add_chunk(chunk, computed);
-        if self.log.is_some() {
+        if self.written.log.is_some() {
             step.scheduled.push((id, chunk));
         }
         let held = self.requests[id as usize].blocks.len() as u32;
         for _ in held..self.blocks_for(computed + chunk) {
-            if let Some(block) = self.pool.allocate() {
+            if let Some(block) = self.kv.pool.allocate() {
                 self.requests[id as usize].blocks.push(block);
             }
         }
@@ -244,7 +244,7 @@ impl Engine<'_> {
         request.computed += chunk;
         if request.computed == request.prompt + request.generated {
             step.prefilled.push(id);
-            self.prefilling.retain(|&other| other != id);
+            self.seats.prefilling.retain(|&other| other != id);
         }
     }
 
@@ -252,9 +252,9 @@ impl Engine<'_> {
         while *budget > 0 {
             let Some(head) = self.waiting.head(self.now, &self.input.arrival_s) else { return };
             let id = head.id;
-            let no_seat = self.residents.len() as u32 >= self.config.max_num_seqs;
+            let no_seat = self.seats.residents.len() as u32 >= self.config.max_num_seqs;
             let known = self.config.reserve_full_prompt && self.config.enable_chunked_prefill;
-            let still_blocked = known && self.blocked == Some((id, self.pool.gains()));
+            let still_blocked = known && self.kv.blocked == Some((id, self.kv.pool.gains()));
             step.blocked_by_memory |= still_blocked && !no_seat;
             if no_seat || still_blocked {
                 return;
@@ -270,14 +270,14 @@ impl Engine<'_> {
             let chunk = left.min(*budget);
             let reach = if self.config.reserve_full_prompt { target } else { computed + chunk };
             let mut need = self.blocks_for(reach) - hit.len() as u32;
-            need += hit.iter().filter(|&&held| self.pool.is_free(held)).count() as u32;
-            let spare = if self.residents.is_empty() { 0 } else { self.watermark_blocks() };
-            if need + spare > self.pool.free() {
+            need += hit.iter().filter(|&&held| self.kv.pool.is_free(held)).count() as u32;
+            let spare = if self.seats.residents.is_empty() { 0 } else { self.watermark_blocks() };
+            if need + spare > self.kv.pool.free() {
                 step.blocked_by_memory = true;
-                self.blocked = Some((id, self.pool.gains()));
+                self.kv.blocked = Some((id, self.kv.pool.gains()));
                 return;
             }
-            let shared = hit.iter().filter(|&&held| !self.pool.is_free(held)).count() as u32;
+            let shared = hit.iter().filter(|&&held| !self.kv.pool.is_free(held)).count() as u32;
             if !self.has_room(id, shared) {
                 self.held = true;
                 return;
@@ -285,7 +285,7 @@ impl Engine<'_> {
             self.waiting.remove(id, self.requests[id as usize].prompt, self.now);
             self.tally.wait_cap_promotions += u64::from(head.promoted);
             for &held in &hit {
-                self.pool.acquire(held);
+                self.kv.pool.acquire(held);
             }
             self.tally.cached_tokens += u64::from(computed);
             let candidate = self.admission.is_some().then(|| self.candidate(id, shared));
@@ -299,13 +299,13 @@ impl Engine<'_> {
             request.blocks = hit;
             request.computed = computed;
             request.is_resident = true;
-            request.admitted = self.admissions;
+            request.admitted = self.seats.places;
             if request.admitted_s.is_nan() {
                 request.admitted_s = self.now;
             }
-            self.admissions += 1;
-            self.residents.push(id);
-            self.prefilling.push(id);
+            self.seats.places += 1;
+            self.seats.residents.push(id);
+            self.seats.prefilling.push(id);
             self.prefill(id, chunk, step);
             *budget -= chunk;
         }

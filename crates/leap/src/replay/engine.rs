@@ -5,7 +5,6 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use super::blocks::{BlockPool, Held};
 use super::client::Client;
 use super::config::EngineConfig;
 use super::cost::Ramp;
@@ -14,17 +13,15 @@ use super::gaps::Gaps;
 use super::input::RunInput;
 use super::options::Options;
 use super::outcome::{Control, Record};
+use super::parts::{DecodeSlots, Evictions, Kv, Seats, Written};
 use super::policy::{PolicySpec, Rule};
 use super::ranker::Ranker;
 use super::state::{Request, Step, Tally};
-use super::steps::StepLog;
-use super::timeline::Recorder;
 use super::trace::{Finish, Trace};
 use super::waiting::Waiting;
 use crate::Result;
 use crate::levers::admission::{Admission, KvGrowth, Request as Candidate};
 use crate::levers::aging::Aging;
-use crate::levers::{Evictor, Running, Slots};
 use crate::readout::Kind;
 
 /// A composed step and the equal ones behind it, in time.
@@ -53,41 +50,23 @@ pub(super) struct Engine<'a> {
     /// End of the last composed step.
     pub(super) horizon: f64,
     pub(super) requests: Vec<Request>,
-    /// Holders of a seat, in no order.
-    pub(super) residents: Vec<u32>,
-    /// Residents that prefill, in order of admission.
-    pub(super) prefilling: Vec<u32>,
-    /// Residents that could decode and do not.
-    pub(super) ready: Vec<u32>,
+    pub(super) seats: Seats,
     pub(super) decoding: DecodeSet,
-    pub(super) pool: BlockPool,
-    /// Blocks handed out to the step that is being composed, until it is known to whom.
-    pub(super) reserved: Vec<Held>,
+    pub(super) kv: Kv,
     pub(super) waiting: Waiting,
-    /// The request that last found a seat but no blocks, and the pool's gains then.
-    pub(super) blocked: Option<(u32, u64)>,
-    pub(super) slots_changed: bool,
-    /// Whether somebody was without a slot in the last composed step.
-    pub(super) slots_bound: bool,
-    pub(super) slots: Slots,
-    pub(super) running: Running,
-    pub(super) next_slot_choice: u64,
-    /// The first of the queue, if the last composed step refused it a seat or blocks.
-    pub(super) refused: Option<u32>,
+    pub(super) slots: DecodeSlots,
+    pub(super) evictions: Evictions,
     /// Those that were preempted in the step being composed with their last token under way.
     pub(super) passing: Vec<u32>,
-    pub(super) evictor: Evictor,
     delayed: VecDeque<(f64, u32)>,
     pub(super) flights: VecDeque<Flight>,
-    pub(super) admissions: u64,
     /// How often somebody was put before all others of the queue.
     pub(super) prepended: u64,
     pub(super) admission: Option<Admission>,
     /// Whether admission control held the first of the queue back in the last composed step.
     pub(super) held: bool,
     pub(super) tally: Tally,
-    pub(super) recorder: Option<Recorder>,
-    pub(super) log: Option<StepLog>,
+    pub(super) written: Written,
 }
 
 impl<'a> Engine<'a> {
@@ -118,38 +97,22 @@ impl<'a> Engine<'a> {
         };
         Self {
             requests: input.rows.iter().map(request).collect(),
-            residents: Vec::new(),
-            prefilling: Vec::new(),
-            ready: Vec::new(),
+            seats: Seats::default(),
             decoding: DecodeSet::new(input.len(), config.block_size),
-            pool: BlockPool::new(config.usable_blocks()),
-            reserved: Vec::new(),
+            kv: Kv::new(config),
             waiting: Waiting::new(input.len(), spec.rule == Rule::Hrrn, spec.wait_cap_s.or(options.wait_cap_s)),
-            blocked: None,
-            slots_changed: true,
-            slots_bound: false,
-            slots: Slots::new(config.slots() as usize, spec.wait_cap_steps, spec.hysteresis),
-            running: Running::new(
-                config.slots() as usize,
-                config.max_num_batched_tokens as usize,
-                config.block_size as usize,
-                1,
-            ),
-            next_slot_choice: 0,
-            refused: None,
+            slots: DecodeSlots::new(config, spec),
+            evictions: Evictions::new(spec),
             passing: Vec::new(),
-            evictor: Evictor::new(spec.evict_factor, spec.evict_per_s),
             delayed: VecDeque::new(),
             flights: VecDeque::new(),
-            admissions: 0,
             prepended: 0,
             admission: spec.levers.admission.then(|| {
                 Admission::new(KvGrowth::plain(config.block_size), config.usable_blocks(), spec.recompute_share)
             }),
             held: false,
             tally: Tally::default(),
-            recorder: control.timeline.then(Recorder::default),
-            log: control.steps.then(StepLog::default),
+            written: Written::new(control),
             now: 0.0,
             horizon: 0.0,
             trace,
@@ -168,7 +131,7 @@ impl<'a> Engine<'a> {
             self.delayed.push_back((at_s + self.spec.delay_s, id));
         }
         self.enqueue(id, at_s);
-        self.note(at_s, self.pool.free());
+        self.note(at_s, self.kv.pool.free());
         Ok(())
     }
 
@@ -180,7 +143,7 @@ impl<'a> Engine<'a> {
             }
             self.delayed.pop_front();
             self.ranker.scored(id);
-            self.slots_changed = true;
+            self.slots.changed = true;
             self.rekey_waiting(id);
         }
     }
@@ -203,7 +166,7 @@ impl<'a> Engine<'a> {
             let Some(flight) = self.flights.pop_front() else { break };
             for id in flight.prefilled {
                 if self.ranker.prefilled(id)? {
-                    self.slots_changed = true;
+                    self.slots.changed = true;
                     self.rekey_waiting(id);
                     if let Some(admission) = &mut self.admission {
                         admission.learned(u64::from(id), self.ranker.length(id));
@@ -247,7 +210,7 @@ impl<'a> Engine<'a> {
         loop {
             let preemptions = self.tally.preemptions;
             let step = self.compose();
-            self.note(self.now, self.pool.free());
+            self.note(self.now, self.kv.pool.free());
             // The only one chosen to decode may have given up its blocks itself: the others go on at once.
             if step.is_none() && self.flights.is_empty() && self.tally.preemptions > preemptions {
                 continue;
@@ -318,7 +281,7 @@ impl<'a> Engine<'a> {
             return 0;
         }
         // A step still in flight that frees a seat or brings a hidden state lands before the next composition.
-        let slots_bind = self.slots.bind(self.contenders());
+        let slots_bind = self.slots.rule.bind(self.contenders());
         let estimates_matter = slots_bind || self.spec.levers.evict;
         let changes = |flight: &Flight| !flight.done.is_empty() || (estimates_matter && !flight.prefilled.is_empty());
         if self.flights.iter().any(changes) {
@@ -327,9 +290,9 @@ impl<'a> Engine<'a> {
         // An engine that waits for the other ranks has nobody to finish.
         let mut limit = self.decoding.steps_to_finish().unwrap_or(u64::from(u32::MAX));
         if slots_bind {
-            limit = limit.min(self.next_slot_choice.saturating_sub(self.decoding.step()));
+            limit = limit.min(self.slots.next_choice.saturating_sub(self.decoding.step()));
         }
-        let seat_free = (self.residents.len() as u32) < self.config.max_num_seqs;
+        let seat_free = (self.seats.residents.len() as u32) < self.config.max_num_seqs;
         if self.held {
             return 0;
         }
@@ -337,7 +300,7 @@ impl<'a> Engine<'a> {
             return 0;
         }
         // A resident that decodes may become bad enough to be evicted with any token.
-        if !self.waiting.is_empty() && self.spec.levers.evict && self.evictor.ready(self.now) {
+        if !self.waiting.is_empty() && self.spec.levers.evict && self.evictions.evictor.ready(self.now) {
             return 0;
         }
         if let Some(at) = self.next_decision(seat_free, slots_bind, arrival) {
@@ -348,7 +311,7 @@ impl<'a> Engine<'a> {
                 ramp.steps_before(at - start, limit)
             };
         }
-        self.decoding.steps_with_blocks(self.pool.free(), limit)
+        self.decoding.steps_with_blocks(self.kv.pool.free(), limit)
     }
 
     /// The next moment from outside that could change what the following step does.
@@ -364,7 +327,7 @@ impl<'a> Engine<'a> {
         let matters = seat_free || evicts || scores || several || counts || self.waiting.is_empty();
         let outside = arrival.into_iter().chain(self.next_score()).filter(|_| matters).min_by(f64::total_cmp);
         let promotion = if seat_free || evicts { self.waiting.next_promotion() } else { None };
-        let eviction = if evicts && !self.waiting.is_empty() { self.evictor.next_s(self.now) } else { None };
+        let eviction = if evicts && !self.waiting.is_empty() { self.evictions.evictor.next_s(self.now) } else { None };
         [outside, promotion.filter(|&at| at > self.now), eviction].into_iter().flatten().min_by(f64::total_cmp)
     }
 
@@ -372,7 +335,7 @@ impl<'a> Engine<'a> {
     pub(super) fn has_room(&mut self, id: u32, shared_blocks: u32) -> bool {
         let candidate = self.candidate(id, shared_blocks);
         let Some(admission) = &mut self.admission else { return true };
-        for &resident in &self.residents {
+        for &resident in &self.seats.residents {
             let generated = self.requests[resident as usize].generated + self.decoding.progress(resident);
             admission.progressed(u64::from(resident), generated);
         }

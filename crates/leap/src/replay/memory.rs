@@ -37,9 +37,9 @@ impl Engine<'_> {
         let mut hit = Vec::new();
         for index in 0..most {
             // By hash first: another holder's copy costs no free block.
-            let shared = self.shared_hash(id, index).and_then(|hash| self.pool.find(hash));
+            let shared = self.shared_hash(id, index).and_then(|hash| self.kv.pool.find(hash));
             let own = request.blocks[..own_full.min(request.blocks.len())].get(index as usize).copied();
-            match shared.or(own.filter(|&held| self.pool.is_intact(held))) {
+            match shared.or(own.filter(|&held| self.kv.pool.is_intact(held))) {
                 Some(held) => hit.push(held),
                 None => break,
             }
@@ -65,7 +65,7 @@ impl Engine<'_> {
         let full = self.requests[id as usize].prompt / self.config.block_size;
         for index in from..to.min(full) {
             if let Some(hash) = self.shared_hash(id, index) {
-                self.pool.publish(self.requests[id as usize].blocks[index as usize], hash);
+                self.kv.pool.publish(self.requests[id as usize].blocks[index as usize], hash);
             }
         }
     }
@@ -75,7 +75,7 @@ impl Engine<'_> {
         let request = &self.requests[id as usize];
         let cached = if self.config.enable_prefix_caching { request.computed / self.config.block_size } else { 0 };
         for (i, &held) in request.blocks.iter().enumerate().rev() {
-            self.pool.release(held, i < cached as usize);
+            self.kv.pool.release(held, i < cached as usize);
         }
     }
 
@@ -85,8 +85,8 @@ impl Engine<'_> {
         if let Some(admission) = &mut self.admission {
             admission.left(u64::from(id));
         }
-        if let Some(place) = self.residents.iter().position(|&other| other == id) {
-            self.residents.swap_remove(place);
+        if let Some(place) = self.seats.residents.iter().position(|&other| other == id) {
+            self.seats.residents.swap_remove(place);
         }
     }
 
@@ -98,7 +98,7 @@ impl Engine<'_> {
             let key = |number| self.ranker.slot_key(number as u32, self.generated(number as u32));
             return last_by_key(self.listed(false), key).map(|number| number as u32);
         }
-        self.residents.iter().copied().max_by_key(|&id| self.requests[id as usize].admitted)
+        self.seats.residents.iter().copied().max_by_key(|&id| self.requests[id as usize].admitted)
     }
 
     pub(super) fn is_ending(&self, id: u32) -> bool {
@@ -135,8 +135,8 @@ impl Engine<'_> {
         if decoding {
             self.stop_decoding(id);
         } else {
-            self.prefilling.retain(|&other| other != id);
-            self.ready.retain(|&other| other != id);
+            self.seats.prefilling.retain(|&other| other != id);
+            self.seats.ready.retain(|&other| other != id);
         }
         if decoded && !self.flights.is_empty() {
             // vLLM caches a block when the token that fills it is known; this one's is under way.
@@ -146,37 +146,37 @@ impl Engine<'_> {
         self.leave_seat(id);
         self.requests[id as usize].preemptions += 1;
         self.tally.preemptions += 1;
-        if let Some(log) = &mut self.log {
+        if let Some(log) = &mut self.written.log {
             log.preempt(id);
         }
-        self.slots_changed = true;
+        self.slots.changed = true;
     }
 
     /// The evict lever, for the first of the queue if the last step refused it. Who gives way is put back into the queue
     /// when this step has gone through it.
     pub(super) fn evict(&mut self) -> Vec<u32> {
-        if !self.spec.levers.evict || self.refused.is_none() || !self.evictor.ready(self.now) {
+        if !self.spec.levers.evict || self.evictions.refused.is_none() || !self.evictions.evictor.ready(self.now) {
             return Vec::new();
         }
         let head = self.waiting.head(self.now, &self.input.arrival_s).map(|head| head.id);
-        let Some(head) = head.filter(|_| head == self.refused) else { return Vec::new() };
+        let Some(head) = head.filter(|_| head == self.evictions.refused) else { return Vec::new() };
         // What it may find cached is not looked up for this.
         let need = self.blocks_for(self.requests[head as usize].prompt + self.generated(head) + 1);
         let claim = Claim {
             key: self.ranker.evict_key(head, self.generated(head)),
             blocks: need as usize,
-            seat: self.residents.len() as u32 >= self.config.max_num_seqs,
+            seat: self.seats.residents.len() as u32 >= self.config.max_num_seqs,
         };
-        let ids: Vec<u32> = self.decoding.members().chain(self.ready.iter().copied()).collect();
+        let ids: Vec<u32> = self.decoding.members().chain(self.seats.ready.iter().copied()).collect();
         let candidate =
             |&id: &u32| Candidate { key: self.ranker.evict_key(id, self.generated(id)), number: u64::from(id) };
         let candidates: Vec<Candidate> = ids.iter().map(candidate).collect();
-        let (requests, pool) = (&self.requests, &self.pool);
+        let (requests, pool) = (&self.requests, &self.kv.pool);
         let own_blocks = |i: usize| {
             let held = &requests[ids[i] as usize].blocks;
             held.iter().filter(|&&held| pool.references(held) == 1).count()
         };
-        let victims = self.evictor.victims(&claim, &candidates, own_blocks, pool.free() as usize, self.now);
+        let victims = self.evictions.evictor.victims(&claim, &candidates, own_blocks, pool.free() as usize, self.now);
         let victims: Vec<u32> = victims.into_iter().map(|i| ids[i]).collect();
         for &id in &victims {
             self.give_way(id);
@@ -188,7 +188,7 @@ impl Engine<'_> {
     pub(super) fn note_refusal(&mut self, budget: u32) {
         if self.spec.levers.evict {
             let head = self.waiting.head(self.now, &self.input.arrival_s);
-            self.refused = head.filter(|_| budget > 0).map(|head| head.id);
+            self.evictions.refused = head.filter(|_| budget > 0).map(|head| head.id);
         }
     }
 

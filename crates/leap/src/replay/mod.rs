@@ -21,6 +21,7 @@ mod observe;
 mod once;
 mod options;
 mod outcome;
+mod parts;
 mod plan;
 mod policy;
 mod ranker;

@@ -9,19 +9,20 @@ use super::timeline::Level;
 impl Engine<'_> {
     /// Takes down what is held from `at_s` on, with `free` KV blocks.
     pub(super) fn note(&mut self, at_s: f64, free: u32) {
-        if let Some(recorder) = &mut self.recorder {
+        if let Some(recorder) = &mut self.written.recorder {
             let blocks = i64::from(self.config.usable_blocks()) - i64::from(free);
-            let level = Level { waiting: self.waiting.len() as i64, resident: self.residents.len() as i64, blocks };
+            let level =
+                Level { waiting: self.waiting.len() as i64, resident: self.seats.residents.len() as i64, blocks };
             recorder.note(at_s, level);
         }
     }
 
     /// Takes down the blocks that each of `more` equal steps behind the last composed one takes when it is composed.
     pub(super) fn note_equal_steps(&mut self, start: f64, ramp: &Ramp, more: u64) {
-        if self.recorder.is_none() {
+        if self.written.recorder.is_none() {
             return;
         }
-        let mut free = self.pool.free();
+        let mut free = self.kv.pool.free();
         for ahead in 1..=more {
             free -= self.decoding.need_block(ahead).len() as u32;
             self.note(self.composed_s(start, ramp, ahead), free);
@@ -30,12 +31,12 @@ impl Engine<'_> {
 
     /// Writes down the composed step and the equal ones behind it.
     pub(super) fn log_steps(&mut self, step: &Step, start: f64, ramp: &Ramp, more: u64) {
-        let Some(mut log) = self.log.take() else { return };
+        let Some(mut log) = self.written.log.take() else { return };
         log.step(self.now, &step.scheduled);
         for ahead in 1..=more {
             log.step(self.composed_s(start, ramp, ahead), &step.scheduled);
         }
-        self.log = Some(log);
+        self.written.log = Some(log);
     }
 
     /// When the step `ahead` of one that starts at `start` is composed.

@@ -90,7 +90,7 @@ impl Ranks<'_> {
             self.now = self.now.max(next);
         }
         let waiting: usize = self.engines.iter().map(|engine| engine.waiting.len()).sum();
-        let resident: usize = self.engines.iter().map(|engine| engine.residents.len()).sum();
+        let resident: usize = self.engines.iter().map(|engine| engine.seats.residents.len()).sum();
         if waiting > 0 || resident > 0 || !self.client.has_sent_all() {
             return Err(Error::Config(format!(
                 "policy {}: the engine stands still at {:.3} s with {waiting} waiting and {resident} resident",
@@ -128,10 +128,10 @@ impl Ranks<'_> {
         self.steps.clear();
         self.steps.extend(self.engines.iter_mut().map(Engine::compose_now));
         if self.engines.len() > 1 {
-            let counts = self
-                .engines
-                .iter()
-                .map(|engine| Counts { waiting: engine.waiting.len() as u32, running: engine.residents.len() as u32 });
+            let counts = self.engines.iter().map(|engine| Counts {
+                waiting: engine.waiting.len() as u32,
+                running: engine.seats.residents.len() as u32,
+            });
             self.balancer.report(self.now, counts);
         }
         self.steps.iter().any(Option::is_some)
@@ -197,8 +197,8 @@ impl Ranks<'_> {
             outcome.recomputed_tokens += engine.tally.recomputed_tokens;
             outcome.admission_holds += engine.admission.as_ref().map_or(0, Admission::holds);
             outcome.waited_s += engine.waiting.waited_s();
-            recorders.extend(engine.recorder);
-            outcome.log = engine.log;
+            recorders.extend(engine.written.recorder);
+            outcome.log = engine.written.log;
         }
         outcome.timeline = self.control.timeline.then(|| Timeline::new(recorders, usable));
         outcome

@@ -11,27 +11,27 @@ impl Engine<'_> {
         if !self.spec.levers.slots || !self.config.enable_prefix_caching {
             return;
         }
-        let look = self.running.look(self.residents.len(), self.pool.free() as usize, false);
+        let look = self.slots.list.look(self.seats.residents.len(), self.kv.pool.free() as usize, false);
         if look == Look::Leave {
             return;
         }
         let short = look == Look::ArrangeByKey;
-        let idle = self.residents.iter().copied().filter(|&id| self.is_ending(id));
+        let idle = self.seats.residents.iter().copied().filter(|&id| self.is_ending(id));
         let idle = idle.map(|id| self.resident(id, Part::Idle, false));
-        let mut listed = Vec::with_capacity(self.residents.len());
+        let mut listed = Vec::with_capacity(self.seats.residents.len());
         // By `for_each`, since chained iterators are slow from outside.
         idle.chain(self.listed(short)).for_each(|resident| listed.push(resident));
         for i in order(&listed, short) {
-            self.requests[listed[i as usize].number as usize].admitted = self.admissions;
-            self.admissions += 1;
+            self.requests[listed[i as usize].number as usize].admitted = self.seats.places;
+            self.seats.places += 1;
         }
     }
 
     /// All residents for whom the step has something, or could have; `by_key` where keys will be asked for.
     pub(super) fn listed(&self, by_key: bool) -> impl Iterator<Item = Resident> + Clone {
         let decodes = self.decoding.members().map(|id| (id, Part::Decodes));
-        let prefills = self.prefilling.iter().map(|&id| (id, Part::Prefills));
-        let gated = self.ready.iter().map(|&id| (id, Part::Gated));
+        let prefills = self.seats.prefilling.iter().map(|&id| (id, Part::Prefills));
+        let gated = self.seats.ready.iter().map(|&id| (id, Part::Gated));
         decodes.chain(prefills).chain(gated).map(move |(id, part)| self.resident(id, part, by_key))
     }
 

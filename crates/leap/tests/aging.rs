@@ -48,13 +48,13 @@ fn the_boost_leaves_short_ones_alone_and_flattens_long_ones() {
     let arrival = clock.arrival(0.0);
     assert!((arrival.mean_tokens - 100.0).abs() < 0.1);
     let arrival = Arrival { mean_tokens: 100.0, ..arrival };
-    // 100 / 6 x (1 - exp(-6 x / 100)).
-    for (remaining, boosted) in [(0.1, 0.0997), (10.0, 7.5198), (100.0, 16.6254), (10_000.0, 16.6667)] {
+    // 100 / 9 x (1 - exp(-9 x / 100)).
+    for (remaining, boosted) in [(0.1, 0.0996), (10.0, 6.5937), (100.0, 11.1097), (10_000.0, 11.1111)] {
         let ours = clock.boosted(remaining, arrival, false);
         assert!((ours - boosted).abs() < 1e-4, "{remaining}: {ours}");
     }
     let squared = clock.boosted(100.0 * 100.0, arrival, true);
-    assert!((squared - 1_662.54).abs() < 0.01, "{squared}");
+    assert!((squared - 1110.97).abs() < 0.01, "{squared}");
     // Nobody knows a mean before the first has ended.
     let unknown = AgingClock::new(Aging::PerWait(2.0));
     assert_eq!(unknown.boosted(123.0, unknown.arrival(0.0), true), 123.0);

@@ -15,7 +15,7 @@ from leap_rs._leap import AgingClock, ConfigError
 
 LEVERS = ("queue", "slots", "evict", "admission")
 Lever = Literal["queue", "slots", "evict", "admission"]
-AGING = 2.0
+AGING = 2.1
 _KEY, _ASIDE = "leap", "leap_options"
 
 Count = Annotated[int, Field(ge=1, lt=2**32)]
@@ -70,7 +70,7 @@ class LeapOptions(_Options):
     order: Literal["gittins", "survival", "countdown", "fcfs"] = "gittins"
     objective: Literal["ptl", "e2el"] = "ptl"
     aging: NonNegative | None = None
-    """By how many e-foldings a request has risen when it has waited for the standing wait; none: 2, unless by the second."""
+    """By how many e-foldings a request has risen when it has waited for the standing wait; none: 2.1, unless by the second."""
     aging_rate: NonNegative | None = None
     """The same in e-foldings a second."""
     memory_weight: NonNegative = 1.0

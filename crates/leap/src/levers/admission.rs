@@ -293,8 +293,10 @@ fn shift(sums: &mut [i64; POINTS], by: &[i64; POINTS], sign: i64) {
 fn curve(growth: &KvGrowth, finished: &FinishedLengths, request: &Request, generated: u32) -> Option<Curve> {
     let length = request.length.as_deref().or(finished.survival.as_ref())?;
     let mut survive = [0.0f32; POINTS];
-    let stored = in_stride(growth, request, generated);
-    length.ahead(stored.saturating_sub(request.prompt), request.cap, &AHEAD, &mut survive);
+    // What it has generated is taken from the start of the stride: a little less than it is costs less than a little more.
+    let stride = stride_of(growth, request, generated);
+    length.ahead(stride.saturating_sub(request.prompt), request.cap, &AHEAD, &mut survive);
+    let stored = stride + growth.stride() / 2;
     let mut curve = Curve::NONE;
     for i in 0..POINTS {
         let s = survive[i];
@@ -308,11 +310,11 @@ fn curve(growth: &KvGrowth, finished: &FinishedLengths, request: &Request, gener
     Some(curve)
 }
 
-/// Tokens in the KV cache of a request, as the middle of the stride that they lie in: so what is made of them changes only
-/// with the stride, and not with when it was looked at.
-fn in_stride(growth: &KvGrowth, request: &Request, generated: u32) -> u32 {
+/// Where the stride begins that a request's tokens in the KV cache lie in: what is made of it changes only with the stride,
+/// and not with when it was looked at.
+fn stride_of(growth: &KvGrowth, request: &Request, generated: u32) -> u32 {
     let stride = growth.stride();
-    request.prompt.saturating_add(generated) / stride * stride + stride / 2
+    request.prompt.saturating_add(generated) / stride * stride
 }
 
 /// Blocks that a request has to itself once so many tokens of it are stored.

@@ -7,9 +7,11 @@ use serde::Serialize;
 const MEMORY_S: f64 = 30.0;
 /// Below this a wait is no queue that an order could act on, and the clock goes no faster.
 const SHORTEST_WAIT_S: f64 = 1.0;
-/// Where ln(remaining) stops telling lengths apart, as a share of the mean: those who are longer wait by age alone. Of 1,
-/// 2, 4, 5, 6, 8 and 12 the one that holds both bounds of the grid, on the tail and on the mean, with something to spare.
-const BOOST: f64 = 6.0;
+/// Where ln(remaining) stops telling lengths apart, as a part of the mean: those who are longer wait by age alone. Of 1 to
+/// 16 with 1.5 to 4 e-foldings a wait the pair that holds both bounds of the grid, on the tail and on the mean.
+const BOOST: f64 = 9.0;
+/// e-foldings a standing wait where nobody says otherwise.
+pub const AGING: f64 = 2.1;
 /// An effective memory of 2,000 lengths for their mean.
 const FORGETTING: f64 = 0.9995;
 

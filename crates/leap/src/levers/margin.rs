@@ -6,7 +6,7 @@ pub const RECOMPUTE_SHARE: f64 = 0.01;
 const GAIN: f64 = 5.0;
 const Z_START: f64 = 1.0;
 /// Tokens computed again are cheaper than their share says: beyond the upper bound they cost less than idle memory.
-const Z_BOUNDS: (f64, f64) = (-3.0, 1.25);
+const Z_BOUNDS: (f64, f64) = (-3.0, 1.5);
 
 /// z, moved by its own waste: up with every token that is computed again, down with every one that is computed at all, so
 /// that it rests where the first are the stated share of the second.

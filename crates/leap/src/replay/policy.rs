@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::config::EngineConfig;
 use super::trace::Trace;
 use crate::levers::admission::RECOMPUTE_SHARE;
-use crate::levers::aging::Aging;
+use crate::levers::aging::{AGING, Aging};
 use crate::remaining::{Objective, Order};
 use crate::{Error, Result};
 
@@ -143,7 +143,7 @@ impl PolicySpec {
             }
             Rule::Leap => {
                 let levers = Levers { queue: true, admission: true, ..Levers::default() };
-                let aging = Aging::PerWait(2.0);
+                let aging = Aging::PerWait(AGING);
                 let order = Order::Gittins;
                 Self { levers, order, aging, rls: true, memory_weight: 1.0, hysteresis: 1.1, ..plain }
             }
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(spec.clone().aged(Aging::PerSecond(0.3)).aging, Aging::PerSecond(0.0));
         let plain: PolicySpec = "leap".parse().unwrap();
         assert_eq!(plain.levers, Levers { queue: true, admission: true, ..Levers::default() });
-        assert_eq!((plain.aging, plain.memory_weight, plain.rls), (Aging::PerWait(2.0), 1.0, true));
+        assert_eq!((plain.aging, plain.memory_weight, plain.rls), (Aging::PerWait(AGING), 1.0, true));
         assert_eq!(plain.aged(Aging::PerSecond(0.3)).aging, Aging::PerSecond(0.3));
         let fcfs: PolicySpec = "fcfs:levers=admission".parse().unwrap();
         assert_eq!(fcfs.levers, Levers { admission: true, ..Levers::default() });

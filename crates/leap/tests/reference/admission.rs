@@ -83,7 +83,8 @@ impl Reference<'_> {
     /// P(length > a + tau | length > a).
     fn survives(&self, id: usize, tau: f64) -> f64 {
         let request = &self.requests[id];
-        let a = (self.stored(id) - f64::from(request.prompt)).max(0.0);
+        let begun = (request.prompt + request.generated) / self.config.block_size * self.config.block_size;
+        let a = f64::from(begun.saturating_sub(request.prompt));
         if a + tau >= self.max_tokens {
             return 0.0;
         }
@@ -128,7 +129,7 @@ impl Reference<'_> {
     pub fn waste(&mut self, computed: u32, recomputed: u32) {
         let tokens = f64::from(self.config.kv_tokens / self.config.block_size * self.config.block_size);
         let wasted = f64::from(recomputed) - 0.01 * f64::from(computed);
-        self.room.z = (self.room.z + 5.0 * wasted / tokens).clamp(-3.0, 1.25);
+        self.room.z = (self.room.z + 5.0 * wasted / tokens).clamp(-3.0, 1.5);
     }
 }
 

@@ -70,7 +70,7 @@ impl Reference<'_> {
         let remaining = self.remaining(id);
         let held = f64::from(request.prompt) + f64::from(request.generated) + remaining / 2.0;
         let memory = if memory_weight > 0.0 { memory_weight * held.ln() } else { 0.0 };
-        let flat = |mean: f64| mean / 6.0 * (1.0 - (-6.0 * remaining / mean).exp());
+        let flat = |mean: f64| mean / 9.0 * (1.0 - (-9.0 * remaining / mean).exp());
         let lengths = matches!(self.spec.rule, Rule::SjfOracle | Rule::SrptOracle | Rule::Score(_));
         match (self.spec.aging, request.mean) {
             (Aging::PerWait(_), Some(mean)) if lengths => flat(mean).ln() + memory + request.aged,

@@ -62,7 +62,8 @@ class Engine(Process):
         return answer
 
     def report(self) -> dict[str, Any]:
-        """Since `begin`: steps, their seconds, CPU seconds of the process and of its thread while in the scheduler."""
+        """Since `begin`: steps, their seconds, CPU seconds of the process and of its thread while in the scheduler; requests
+        that lost their KV cache, and the tokens that they computed again."""
         answer: dict[str, Any] = self.ask("report")
         return answer
 
@@ -143,12 +144,14 @@ class EngineServer:
     def __init__(self) -> None:
         self._llm: Any = None
         self._scheduler_s = 0.0
+        self._preemptions = self._recomputed = 0
 
     def open(self, options: dict[str, Any]) -> None:
         from vllm import LLM
 
         self._llm = LLM(**options)
         self._time_scheduler()
+        self._count_preemptions()
 
     @property
     def _core(self) -> Any:
@@ -158,6 +161,28 @@ class EngineServer:
     def _time_scheduler(self) -> None:
         for name in ("schedule", "update_from_output"):
             setattr(self._core.scheduler, name, self._timed(getattr(self._core.scheduler, name)))
+
+    def _count_preemptions(self) -> None:
+        """By vLLM's own bookkeeping, and not by the plugin's: stock is counted too."""
+        scheduler = self._core.scheduler
+        preempt, schedule = scheduler._preempt_request, scheduler.schedule
+        self._away: set[str] = set()
+
+        def counted(request: Any, *args: Any, **kwargs: Any) -> Any:
+            self._away.add(request.request_id)
+            self._preemptions += 1
+            return preempt(request, *args, **kwargs)
+
+        def scheduled(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            for request_id in self._away & output.num_scheduled_tokens.keys():
+                self._away.discard(request_id)
+                request = scheduler.requests[request_id]
+                cached = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
+                self._recomputed += request.num_tokens - cached
+            return output
+
+        scheduler._preempt_request, scheduler.schedule = counted, scheduled
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -183,7 +208,7 @@ class EngineServer:
         self._live: dict[str, dict[str, Any]] = {}
         self._clock = self._step_s = self._scheduler_s = 0.0
         self._cpu_began = time.process_time()
-        self._steps = 0
+        self._steps = self._preemptions = self._recomputed = 0
 
     def steps(self, most: int) -> dict[str, Any]:
         finished: list[dict[str, Any]] = []
@@ -234,6 +259,8 @@ class EngineServer:
             "clock_s": self._clock,
             "cpu_s": time.process_time() - self._cpu_began,
             "scheduler_s": self._scheduler_s,
+            "preemptions": self._preemptions,
+            "recomputed_tokens": self._recomputed,
         }
 
     def probe(self, tokens: list[int], sampling: dict[str, Any]) -> None:

@@ -10,85 +10,30 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::curve::Curve;
+pub use super::curve::{AHEAD, KvGrowth, Request};
 use super::lengths::FinishedLengths;
 pub use super::lengths::KNOWN_LENGTHS;
 use super::margin::Margin;
 pub use super::margin::RECOMPUTE_SHARE;
 use crate::remaining::SurvivalFunction;
 
-/// Tokens ahead at which the memory to come is looked at.
-pub const AHEAD: [u32; 20] =
-    [8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384];
-const POINTS: usize = AHEAD.len();
-
-/// Sums are kept in whole parts of a block, and of a squared one: what was added is taken off to the last bit, whatever
-/// came in between.
-const MEAN_UNIT: f32 = (1 << 16) as f32;
-const VARIANCE_UNIT: f32 = (1 << 8) as f32;
-
-/// How the KV cache of a request grows: blocks of so many tokens, at most so many blocks, for each group of layers that
-/// has a cache of its own.
-#[derive(Clone, Debug, PartialEq)]
-pub struct KvGrowth {
-    groups: Vec<(u32, f32)>,
-}
-
-impl KvGrowth {
-    /// One cache for all layers, in blocks of `block_size` tokens.
-    pub fn plain(block_size: u32) -> Self {
-        Self { groups: vec![(block_size.max(1), f32::INFINITY)] }
-    }
-
-    /// Groups of layers, each with its block size in tokens and the most blocks that a request ever holds there.
-    pub fn of_groups(groups: impl IntoIterator<Item = (u32, Option<u32>)>) -> Self {
-        let group = |(size, most): (u32, Option<u32>)| (size.max(1), most.map_or(f32::INFINITY, |most| most as f32));
-        Self { groups: groups.into_iter().map(group).collect() }
-    }
-
-    /// Blocks that hold `tokens` tokens, half a block counted for the last one.
-    fn blocks(&self, tokens: f32) -> f32 {
-        self.groups.iter().map(|&(size, most)| (tokens / size as f32 + 0.5).min(most)).sum()
-    }
-
-    /// Tokens after which what is held is looked at anew.
-    fn stride(&self) -> u32 {
-        self.groups.first().map_or(1, |group| group.0)
-    }
-}
-
-/// What a request will hold, by tokens ahead.
-#[derive(Clone, Debug)]
-struct Curve {
-    mean: [i64; POINTS],
-    variance: [i64; POINTS],
-}
-
-impl Curve {
-    const NONE: Self = Self { mean: [0; POINTS], variance: [0; POINTS] };
-}
-
-/// A request as admission sees it.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Prompt tokens.
-    pub prompt: u32,
-    /// Tokens that it stops at, at the latest.
-    pub cap: u32,
-    /// Blocks of it that others held when it came in: not its own.
-    pub shared_blocks: u32,
-    /// Its own length, where anything is known of it; else it goes by the lengths that have finished.
-    pub length: Option<Arc<SurvivalFunction>>,
+/// What a look at a resident needs to know whether anything has changed, apart from all else: it is taken of everybody.
+#[derive(Clone, Copy, Debug)]
+struct Glance {
+    id: u64,
+    generated: u32,
+    /// Tokens made from which on, and up to which, its curve holds; none where it has to be made anew.
+    from: u32,
+    until: u32,
+    /// Which of the finished lengths it was made from; 0 where it goes by its own.
+    version: u32,
 }
 
 #[derive(Clone, Debug)]
 struct Resident {
     request: Request,
-    generated: u32,
     curve: Curve,
-    /// Strides of stored tokens for which the curve was made; `u32::MAX` when it has to be made anew.
-    strides: u32,
-    /// Which of the finished lengths it was made from.
-    version: u32,
     /// Place in the order of admissions.
     place: u64,
 }
@@ -98,36 +43,50 @@ struct Resident {
 pub struct Admission {
     growth: KvGrowth,
     usable_blocks: f64,
-    residents: FxHashMap<u64, Resident>,
-    mean: [i64; POINTS],
-    variance: [i64; POINTS],
+    index: FxHashMap<u64, u32>,
+    glances: Vec<Glance>,
+    residents: Vec<Resident>,
+    /// Residents without a length of their own.
+    unknown: usize,
+    sum: Curve,
     finished: FinishedLengths,
     margin: Margin,
     admissions: u64,
     steps: u64,
     holds: u64,
     forecast: Option<Forecast>,
-    forecasts: Forecasts,
+    predicted: f64,
+    came: f64,
+}
+
+/// A predicted peak: so many blocks in the step `due`, of those who were admitted up to `place`.
+#[derive(Clone, Copy, Debug)]
+struct Forecast {
+    blocks: f64,
+    due: u64,
+    place: u64,
 }
 
 impl Admission {
     /// For an engine with so many usable KV blocks, of whose computed tokens a `recompute_share` (above 0) may be computed
     /// again because somebody was preempted.
     pub fn new(growth: KvGrowth, usable_blocks: u32, recompute_share: f64) -> Self {
-        let tokens = f64::from(usable_blocks) * f64::from(growth.stride()) / growth.groups.len().max(1) as f64;
         Self {
+            margin: Margin::new(growth.tokens(usable_blocks), recompute_share),
             growth,
             usable_blocks: f64::from(usable_blocks),
-            residents: FxHashMap::default(),
-            mean: [0; POINTS],
-            variance: [0; POINTS],
+            index: FxHashMap::default(),
+            glances: Vec::new(),
+            residents: Vec::new(),
+            unknown: 0,
+            sum: Curve::NONE,
             finished: FinishedLengths::default(),
-            margin: Margin::new(tokens, recompute_share),
             admissions: 0,
             steps: 0,
             holds: 0,
             forecast: None,
-            forecasts: Forecasts::default(),
+            predicted: 0.0,
+            came: 0.0,
         }
     }
 
@@ -135,9 +94,10 @@ impl Admission {
     pub fn admitted(&mut self, id: u64, request: Request) {
         self.left(id);
         self.admissions += 1;
-        let place = self.admissions;
-        let resident = Resident { request, generated: 0, curve: Curve::NONE, strides: u32::MAX, version: 0, place };
-        self.residents.insert(id, resident);
+        self.unknown += usize::from(request.length.is_none());
+        self.index.insert(id, self.residents.len() as u32);
+        self.glances.push(Glance { id, generated: 0, from: 0, until: 0, version: 0 });
+        self.residents.push(Resident { request, curve: Curve::NONE, place: self.admissions });
     }
 
     /// A resident has lost its blocks for want of memory.
@@ -145,24 +105,31 @@ impl Admission {
         self.left(id);
         if let Some(forecast) = self.forecast.take() {
             // Whatever those inside would have come to hold, it is more than there is.
-            self.forecasts.add(forecast.blocks, self.usable_blocks);
+            self.predicted += forecast.blocks;
+            self.came += self.usable_blocks;
         }
     }
 
     /// A resident has ended, or given its blocks to somebody better.
     pub fn left(&mut self, id: u64) {
-        if let Some(resident) = self.residents.remove(&id) {
-            shift(&mut self.mean, &resident.curve.mean, -1);
-            shift(&mut self.variance, &resident.curve.variance, -1);
+        let Some(at) = self.index.remove(&id) else { return };
+        let resident = self.residents.swap_remove(at as usize);
+        self.glances.swap_remove(at as usize);
+        if let Some(moved) = self.glances.get(at as usize) {
+            self.index.insert(moved.id, at);
         }
+        self.unknown -= usize::from(resident.request.length.is_none());
+        self.sum.exchange(&resident.curve, &Curve::NONE);
     }
 
     /// More is known of a resident's length, or less.
     pub fn learned(&mut self, id: u64, length: Option<Arc<SurvivalFunction>>) {
-        if let Some(resident) = self.residents.get_mut(&id) {
-            resident.request.length = length;
-            resident.strides = u32::MAX;
-        }
+        let Some(&at) = self.index.get(&id) else { return };
+        self.glances[at as usize].until = 0;
+        let before = &mut self.residents[at as usize].request.length;
+        self.unknown += usize::from(length.is_none());
+        self.unknown -= usize::from(before.is_none());
+        *before = length;
     }
 
     /// A request has finished with so many tokens, by itself or at its limit: both say how long requests stay.
@@ -172,43 +139,52 @@ impl Admission {
 
     /// A resident has generated so many tokens by now.
     pub fn progressed(&mut self, id: u64, generated: u32) {
-        let Some(resident) = self.residents.get_mut(&id) else { return };
-        resident.generated = generated;
-        let strides = (resident.request.prompt + generated) / self.growth.stride();
-        let version = if resident.request.length.is_some() { 0 } else { self.finished.version };
-        if resident.strides == strides && resident.version == version {
-            return;
+        if let Some(&at) = self.index.get(&id) {
+            self.look(at as usize, generated);
         }
-        let made = curve(&self.growth, &self.finished, &resident.request, generated);
-        resident.strides = if made.is_some() { strides } else { u32::MAX };
-        resident.version = version;
-        let made = made.unwrap_or(Curve::NONE);
-        let before = std::mem::replace(&mut resident.curve, made);
-        for (sum, (new, old)) in self.mean.iter_mut().zip(resident.curve.mean.iter().zip(&before.mean)) {
-            *sum += new - old;
+    }
+
+    /// Every resident has generated so many tokens by now.
+    pub fn all_progressed(&mut self, generated: impl Fn(u64) -> u32) {
+        for at in 0..self.glances.len() {
+            self.look(at, generated(self.glances[at].id));
         }
-        for (sum, (new, old)) in self.variance.iter_mut().zip(resident.curve.variance.iter().zip(&before.variance)) {
-            *sum += new - old;
+    }
+
+    fn look(&mut self, at: usize, generated: u32) {
+        let glance = &mut self.glances[at];
+        glance.generated = generated;
+        let holds = (glance.from..glance.until).contains(&generated);
+        if !(holds && (glance.version == 0 || glance.version == self.finished.version)) {
+            self.make(at, generated);
         }
+    }
+
+    /// Makes a resident's curve anew.
+    fn make(&mut self, at: usize, generated: u32) {
+        let Resident { request, curve, .. } = &mut self.residents[at];
+        let glance = &mut self.glances[at];
+        let Some(length) = request.length.as_deref().or(self.finished.survival.as_ref()) else { return };
+        let new = Curve::of(&self.growth, request, length, generated);
+        let stride = self.growth.stride_of(request.prompt + generated);
+        glance.from = stride.saturating_sub(request.prompt);
+        glance.until = stride + self.growth.stride() - request.prompt;
+        glance.version = if request.length.is_some() { 0 } else { self.finished.version };
+        self.sum.exchange(curve, &new);
+        *curve = new;
     }
 
     /// Whether a request that has generated so many tokens may come in. All residents have been brought up to date with
     /// [`progressed`](Self::progressed). Yes where nobody is inside, and where a length is not known yet.
     pub fn has_room(&mut self, candidate: &Request, generated: u32) -> bool {
         self.look_back();
-        if self.residents.is_empty() {
+        let pool = self.finished.survival.as_ref();
+        if self.residents.is_empty() || (pool.is_none() && self.unknown > 0) {
             return true;
         }
-        if self.finished.survival.is_none() && self.residents.values().any(|r| r.request.length.is_none()) {
-            return true;
-        }
-        let Some(curve) = curve(&self.growth, &self.finished, candidate, generated) else { return true };
-        let z = self.margin.z();
-        (0..POINTS).all(|i| {
-            let mean = (self.mean[i] + curve.mean[i]) as f64 / f64::from(MEAN_UNIT);
-            let variance = (self.variance[i] + curve.variance[i]) as f64 / f64::from(VARIANCE_UNIT);
-            mean + z * variance.sqrt() <= self.usable_blocks
-        })
+        let Some(length) = candidate.length.as_deref().or(pool) else { return true };
+        let curve = Curve::of(&self.growth, candidate, length, generated);
+        self.sum.fits(&curve, self.margin.z(), self.usable_blocks)
     }
 
     /// The first of the queue was held back in a step.
@@ -236,7 +212,7 @@ impl Admission {
     /// What residents came to hold over what had been predicted, at the tokens ahead at which that was most; none before
     /// the first such look back.
     pub fn peak_ratio(&self) -> Option<f64> {
-        (self.forecasts.predicted > 0.0).then(|| self.forecasts.held / self.forecasts.predicted)
+        (self.predicted > 0.0).then(|| self.came / self.predicted)
     }
 
     /// Compares an earlier prediction with what those who were inside then hold now, and makes the next.
@@ -244,80 +220,18 @@ impl Admission {
         if let Some(forecast) = self.forecast.take_if(|forecast| forecast.due <= self.steps) {
             // Nobody looked while the queue was empty: what is held now is something else.
             if self.steps - forecast.due < u64::from(AHEAD[0]) {
-                let held: f32 = self
-                    .residents
-                    .values()
-                    .filter(|resident| resident.place <= forecast.place)
-                    .map(|resident| held(&self.growth, &resident.request, resident.request.prompt + resident.generated))
-                    .sum();
-                self.forecasts.add(forecast.blocks, f64::from(held));
+                let inside = self.residents.iter().zip(&self.glances).filter(|(one, _)| one.place <= forecast.place);
+                let held = |(one, glance): (&Resident, &Glance)| {
+                    one.request.held(&self.growth, one.request.prompt + glance.generated)
+                };
+                self.predicted += forecast.blocks;
+                self.came += f64::from(inside.map(held).sum::<f32>());
             }
         }
-        if self.forecast.is_none()
-            && let Some((at, &peak)) = self.mean.iter().enumerate().max_by_key(|&(_, mean)| *mean)
-            && peak > 0
-        {
-            let blocks = peak as f64 / f64::from(MEAN_UNIT);
-            let due = self.steps + u64::from(AHEAD[at]);
+        let (blocks, ahead) = self.sum.peak();
+        if self.forecast.is_none() && blocks > 0.0 {
+            let due = self.steps + u64::from(ahead);
             self.forecast = Some(Forecast { blocks, due, place: self.admissions });
         }
     }
-}
-
-/// A predicted peak: so many blocks in the step `due`, of those who were admitted up to `place`.
-#[derive(Clone, Copy, Debug)]
-struct Forecast {
-    blocks: f64,
-    due: u64,
-    place: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Forecasts {
-    predicted: f64,
-    held: f64,
-}
-
-impl Forecasts {
-    fn add(&mut self, predicted: f64, held: f64) {
-        self.predicted += predicted;
-        self.held += held;
-    }
-}
-
-fn shift(sums: &mut [i64; POINTS], by: &[i64; POINTS], sign: i64) {
-    sums.iter_mut().zip(by).for_each(|(sum, by)| *sum += sign * by);
-}
-
-/// What a request will hold; none where nothing is known of its length.
-fn curve(growth: &KvGrowth, finished: &FinishedLengths, request: &Request, generated: u32) -> Option<Curve> {
-    let length = request.length.as_deref().or(finished.survival.as_ref())?;
-    let mut survive = [0.0f32; POINTS];
-    // What it has generated is taken from the start of the stride: a little less than it is costs less than a little more.
-    let stride = stride_of(growth, request, generated);
-    length.ahead(stride.saturating_sub(request.prompt), request.cap, &AHEAD, &mut survive);
-    let stored = stride + growth.stride() / 2;
-    let mut curve = Curve::NONE;
-    for i in 0..POINTS {
-        let s = survive[i];
-        if s <= 0.0 {
-            break;
-        }
-        let held = held(growth, request, stored + AHEAD[i]);
-        curve.mean[i] = (s * held * MEAN_UNIT) as i64;
-        curve.variance[i] = (s * (1.0 - s) * held * held * VARIANCE_UNIT) as i64;
-    }
-    Some(curve)
-}
-
-/// Where the stride begins that a request's tokens in the KV cache lie in: what is made of it changes only with the stride,
-/// and not with when it was looked at.
-fn stride_of(growth: &KvGrowth, request: &Request, generated: u32) -> u32 {
-    let stride = growth.stride();
-    request.prompt.saturating_add(generated) / stride * stride
-}
-
-/// Blocks that a request has to itself once so many tokens of it are stored.
-fn held(growth: &KvGrowth, request: &Request, stored: u32) -> f32 {
-    (growth.blocks(stored as f32) - request.shared_blocks as f32).max(0.0)
 }

@@ -4,6 +4,7 @@
 mod adapters;
 pub mod admission;
 pub mod aging;
+mod curve;
 mod evict;
 mod lengths;
 mod margin;

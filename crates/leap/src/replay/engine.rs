@@ -335,10 +335,8 @@ impl<'a> Engine<'a> {
     pub(super) fn has_room(&mut self, id: u32, shared_blocks: u32) -> bool {
         let candidate = self.candidate(id, shared_blocks);
         let Some(admission) = &mut self.admission else { return true };
-        for &resident in &self.seats.residents {
-            let generated = self.requests[resident as usize].generated + self.decoding.progress(resident);
-            admission.progressed(u64::from(resident), generated);
-        }
+        let (requests, decoding) = (&self.requests, &self.decoding);
+        admission.all_progressed(|id| requests[id as usize].generated + decoding.progress(id as u32));
         let fits = admission.has_room(&candidate, self.requests[id as usize].generated);
         if !fits {
             admission.held();

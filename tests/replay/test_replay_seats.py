@@ -93,3 +93,14 @@ def test_a_search_goes_up_to_what_the_kv_cache_holds() -> None:
         17,
         37,
     ]
+
+
+def test_a_search_says_when_more_seats_alone_are_the_answer() -> None:
+    """Of equal requests no order gains, and two seats leave most of the KV cache empty."""
+    rush = frame([20] * 120, [30] * 120, gap_s=0.01)
+    limits: dict[str, Any] = {"kv_tokens": 1616, "max_num_seqs": 2, "num_prompts": 60, "seeds": 2, "readout": "none"}
+    result = leap_rs.tune(rush, "p99_e2el<=1.1", objective="e2el", load=1.4, **limits)
+    verdict = result.to_dict()["verdict"]
+    assert (verdict["recommend"], verdict["bound_held"]) == ("max_num_seqs", True)
+    assert result.server["max_num_seqs"] > 2
+    assert f"--max-num-seqs {result.server['max_num_seqs']}" in " ".join(result.conclusions)

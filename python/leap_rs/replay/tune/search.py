@@ -207,7 +207,8 @@ class Search:
         return all(check.excess <= 1 for part in self._found.parts[candidate] for check in part)
 
     def _value(self, one: Measured) -> float:
-        return float(one.values[self._objective].mean())
+        # As in `distinct`: of those that did the same the first stays first.
+        return float(np.float32(one.values[self._objective].mean()))
 
     def _excess(self, one: Measured) -> float:
         """The most on the half or, as far as it was replayed there, on a part."""
@@ -216,8 +217,8 @@ class Search:
 
 
 def distinct(measured: Sequence[Measured]) -> list[Measured]:
-    """The first of those that did exactly the same."""
+    """The first of those that did the same, in single precision: in what order a mean was summed is no difference."""
     seen: dict[bytes, Measured] = {}
     for one in measured:
-        seen.setdefault(b"".join(values.tobytes() for values in one.values.values()), one)
+        seen.setdefault(b"".join(values.astype(np.float32).tobytes() for values in one.values.values()), one)
     return list(seen.values())

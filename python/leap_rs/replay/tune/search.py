@@ -194,9 +194,10 @@ class Search:
 
     def _climbed(self, best: Measured | None) -> Measured | None:
         """The chosen or the best of its neighbours: few seeds may have sorted one out that keeps the bound on all."""
-        if best is None:
-            return None
-        return self._final([best.candidate, *dict.fromkeys(self._space.neighbours(best.candidate, 1))], at_once=True)
+        beside = [] if best is None else list(dict.fromkeys(self._space.neighbours(best.candidate, 1)))
+        if best is None or not beside:
+            return best
+        return self._final([best.candidate, *beside], at_once=True)
 
     def _keeps_on_parts(self, candidate: Candidate) -> bool:
         """Whether a candidate keeps the bound on each part; replays it there once."""

@@ -144,7 +144,7 @@ class Space:
         found = self._product(self.engines[0], self.levers, agings, *rest)
         for engine in self.engines[1:]:
             levers = [one for one in self.levers if engine[1] is None or "slots" in one]
-            found += self._product(engine, levers[:1], agings[1:3] or agings, *rest)
+            found += replace(self, orders=self.orders[:2])._product(engine, levers[:1], agings[1:3] or agings, *rest)
         return found
 
     def _product(
@@ -236,7 +236,9 @@ def default_space(
     by_rate = "aging_rate" in swept
     engines: dict[tuple[int, int | None], None] = {}
     for seqs in [int(value) for value in swept.get("max_num_seqs", ())] or usual_sequences(stock, could_hold):
-        slots = [int(value) for value in swept.get("decode_slots", (3 * seqs // 4, seqs // 2))]
+        # More seats than the engine has are there to decode.
+        usual = (3 * seqs // 4, seqs // 2) if seqs <= stock else ()
+        slots = [int(value) for value in swept.get("decode_slots", usual)]
         engines |= dict.fromkeys([(seqs, None), *((seqs, k) for k in slots if 1 <= k < seqs)])
     return Space(
         stock=stock,

@@ -99,7 +99,9 @@ def paired_fixture() -> Callable[..., dict[str, Any]]:
 def make_document() -> Callable[..., dict[str, Any]]:
     """Build the result object from entries of `results`, with options as keyword arguments."""
 
-    def make(results: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+    def make(
+        results: Sequence[Mapping[str, Any]], kv_tokens_a_resident: float | None = None, **options: Any
+    ) -> dict[str, Any]:
         parsed = build(options)
         answer = {
             "trace": {"requests": 100, "duration_s": 40.0, "left_out": []},
@@ -122,7 +124,12 @@ def make_document() -> Callable[..., dict[str, Any]]:
             options=parsed,
             policies=list(dict.fromkeys(result["policy"] for result in results)),
             engine=engine,
-            about={"path": "traces/[x].parquet", "features": [], "scores": []},
+            about={
+                "path": "traces/[x].parquet",
+                "kv_tokens_a_resident": kv_tokens_a_resident,
+                "features": [],
+                "scores": [],
+            },
             readouts={},
             notes=[],
         )

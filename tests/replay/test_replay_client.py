@@ -94,7 +94,8 @@ def test_load_1_under_a_cap_offers_what_the_engine_can_do_under_it() -> None:
 
 def test_a_cap_below_the_seats_is_told_in_the_conclusion() -> None:
     """Under a rush whatever is sent finds a seat, so all policies do the same."""
-    found = replay(frame(60), policies=("fcfs", "sjf-oracle"), seeds=1, request_rate=math.inf, max_concurrency=2)
+    limits = {"max_concurrency": 2, "max_num_seqs": 256}
+    found = replay(frame(60), policies=("fcfs", "sjf-oracle"), seeds=1, request_rate=math.inf, **limits)
     (sentence,) = found.conclusions
     assert (
         "the client's cap of 2 in flight (--max-concurrency) is the queue in front of the engine's 256 seats"

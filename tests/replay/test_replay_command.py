@@ -99,7 +99,7 @@ def test_wrong_usage_is_status_2(run: Run, words: list[str]) -> None:
         (["--kv-tokens", "16"], "--kv-tokens: "),
         (["--max-num-seqs", "0"], "--max-num-seqs: "),
         (["--data-parallel-size", "0"], "--data-parallel-size: "),
-        (["--max-num-batched-tokens", "16"], "--max-num-batched-tokens"),
+        (["--max-num-batched-tokens", "16", "--max-num-seqs", "17"], "--max-num-batched-tokens"),
         (["--policy", "leap:wait_cap_s=x"], "policy leap:wait_cap_s=x: "),
         (["--cost-model", "missing.json"], "missing.json"),
         (["--readout", "missing.safetensors"], "missing.safetensors"),

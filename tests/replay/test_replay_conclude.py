@@ -165,3 +165,4 @@ def test_where_the_load_comes_from(make_document: Make, core_result: Make) -> No
         "64 decode slots, aging rate 0.02"
         in make_document(fcfs, sweep={"decode_slots": [64], "aging_rate": [0.02]})["conclusions"][0]
     )
+    assert "load 1.13), aging 4: " in make_document(fcfs, sweep={"aging": [4]})["conclusions"][0]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leap_rs._leap import ConfigError
-from leap_rs.replay.engines import COST_KEYS, presets, resolve
+from leap_rs.replay.engines import COST_KEYS, measured_to, presets, resolve
 from leap_rs.replay.options import build
 
 COST = dict.fromkeys(COST_KEYS, 0.0) | {"step_s": 0.01, "free_tokens": 64}
@@ -50,6 +50,25 @@ def test_paper_has_its_slots_and_options_go_over_the_preset() -> None:
     assert (core["max_num_seqs"], core["decode_slots"], core["async_scheduling"]) == (100, 32, False)
 
 
+def test_the_seats_of_an_api_server_are_those_of_vllm() -> None:
+    """vLLM 0.32: 1,024 and 8,192 from 70 GiB on but on the A100, 256 and 2,048 elsewhere; never more than a step has tokens."""
+    for name, seats, tokens in (
+        ("h100-llama-8b", 1024, 8192),
+        ("a100-qwen3-8b", 256, 2048),
+        ("l40s-llama-8b", 256, 2048),
+    ):
+        core, _ = resolve(build({"engine": name}))
+        assert (core["max_num_seqs"], core["max_num_batched_tokens"]) == (seats, tokens)
+    assert resolve(build({"max_num_batched_tokens": 512}))[0]["max_num_seqs"] == 512
+    # Who gives both gets both, and the core refuses what vLLM refuses.
+    assert resolve(build({"max_num_batched_tokens": 512, "max_num_seqs": 600}))[0]["max_num_seqs"] == 600
+
+
+def test_step_times_are_known_as_far_as_they_were_measured() -> None:
+    assert measured_to(build({"max_num_seqs": 900})) == presets()["h100-llama-8b"]["measured_to_seqs"] == 256
+    assert measured_to(build({"cost_model": {"cost": COST, "max_num_seqs": 7}})) == 7
+
+
 def test_an_unknown_engine_lists_those_that_exist() -> None:
     with pytest.raises(ConfigError, match=r"no preset 'tpu'.*h100-llama-8b.*paper"):
         resolve(build({"engine": "tpu"}))
@@ -60,7 +79,7 @@ def test_a_cost_model_replaces_the_coefficients_and_what_stands_beside_them(tmp_
     file.write_text(json.dumps(COST))
     core, stated = resolve(build({"cost_model": file}))
     assert core["cost"] == COST
-    assert (core["max_num_seqs"], stated["engine"]) == (256, str(file))
+    assert (core["max_num_seqs"], stated["engine"]) == (presets()["h100-llama-8b"]["max_num_seqs"], str(file))
     whole = {"name": "mine", "cost": COST, "kv_tokens": 3200, "block_size": 32, "max_num_seqs": 7, "source": "a run"}
     core, stated = resolve(build({"cost_model": whole, "max_num_seqs": 9}))
     assert (core["kv_tokens"], core["block_size"], core["max_num_seqs"]) == (3200, 32, 9)

@@ -192,5 +192,36 @@ def test_the_result_names_every_option_in_force_of_each_policy(traces: Path) -> 
     result = replay(traces / "code.parquet", policies=("fcfs", "leap:aging_rate=0.02"), seeds=1, keep_requests=False)
     options = result.to_dict()["config"]["policy_options"]["leap:aging_rate=0.02"]
     assert options["aging_rate"] == 0.02
-    assert options["levers"] == {"queue": True, "slots": True, "evict": False}
+    # Every resident decodes, so there are no slots to order.
+    assert options["levers"] == {"queue": True, "slots": False, "evict": False, "admission": True}
+    assert "aging" not in options
     assert (options["order"], options["objective"], options["memory_weight"]) == ("gittins", "ptl", 1.0)
+
+
+@pytest.mark.parametrize("key", ["aging", "aging_rate"])
+def test_a_swept_aging_is_that_of_the_policy(traces: Path, key: str) -> None:
+    options: dict[str, Any] = {"load": 1.5, "seeds": 1, "num_prompts": 300, "max_num_seqs": 8, "keep_requests": False}
+    swept = replay(traces / "code.parquet", policies="leap", sweep={key: [0.5, 4.0]}, **options).to_dict()["results"]
+    assert [one[key] for one in swept] == [0.5, 4.0]
+    for one, value in zip(swept, ("0.5", "4"), strict=True):
+        (told,) = replay(traces / "code.parquet", policies=f"leap:{key}={value}", **options).to_dict()["results"]
+        assert one["metrics"] == told["metrics"]
+
+
+def test_what_admission_did_is_counted() -> None:
+    """Without preemptions every token but the last of each answer is computed once."""
+    n = 200
+    frame = pl.DataFrame(
+        {"arrival_s": [0.01 * i for i in range(n)], "prompt_tokens": [64] * n, "output_tokens": [100] * n}
+    )
+    policies = ("fcfs", "fcfs:levers=admission")
+    result = replay(frame, policies=policies, seeds=1, kv_tokens=3216, enable_prefix_caching=False)
+    plain, admitted = (one["queue"] for one in result.to_dict()["results"])
+    assert plain["preemptions"] > admitted["preemptions"]
+    assert admitted["admission_holds"] > plain["admission_holds"] == 0
+    assert plain["kv_peak_ratio"] is None
+    assert admitted["kv_peak_ratio"] > 0
+    wide = replay(frame, policies="fcfs", seeds=1, enable_prefix_caching=False).to_dict()["results"][0]["queue"]
+    assert (wide["computed_tokens"], wide["recomputed_tokens"]) == (n * (64 + 100 - 1), 0)
+    assert plain["computed_tokens"] > plain["recomputed_tokens"] > 0
+    assert set(result.summary.columns) >= {"computed_tokens", "recomputed_tokens", "admission_holds", "kv_peak_ratio"}

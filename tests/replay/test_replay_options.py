@@ -19,7 +19,7 @@ TEXT = st.text(alphabet="abx:=,.- 013", max_size=8)
 def test_defaults_replay_one_point_at_the_times_of_the_trace() -> None:
     options = build({})
     assert options.points() == [
-        {"load": None, "request_rate": None, "decode_slots": None, "max_num_seqs": None, "aging_rate": None}
+        dict.fromkeys(("load", "request_rate", "decode_slots", "max_num_seqs", "aging", "aging_rate"))
     ]
     assert options.percentile_metrics == METRICS
     assert options.metric_percentiles == (50.0, 90.0, 99.0)
@@ -114,6 +114,8 @@ def test_burstiness_inf_is_taken() -> None:
         ({"sweep": ["load=1:1e9:1"]}, "sweep", "more than"),
         ({"sweep": ["decode-slots=1:2:0.5"]}, "sweep", "whole number"),
         ({"sweep": ["load=1:2:1", "load=3:4:1"]}, "sweep", "twice"),
+        ({"sweep": ["aging=1,2", "aging-rate=0.1"]}, "sweep", "exclude each other"),
+        ({"sweep": ["aging=-1"]}, "sweep", ">= 0"),
         ({"sweep": ["load=1:2:1"], "load": 1.0}, "sweep", "also given"),
         ({"sweep": ["load=1:2:1"], "request_rate": 1.0}, "load", "request_rate replaces"),
         ({"load": 1.0, "request_rate": 1.0}, "load", "request_rate replaces"),

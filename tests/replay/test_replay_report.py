@@ -55,7 +55,7 @@ def test_the_tables_fit_120_columns_and_hold_every_policy(make_document: Make, c
     lines = rendered(document)
     assert max(len(line) for line in lines) <= 120
     for policy in POLICIES:
-        assert sum(line.startswith(f"{policy[:20]}") and line[len(policy[:20])] not in "-:" for line in lines) == 3
+        assert sum(line.startswith(f"{policy[:20]}") and line[len(policy[:20])] not in "-:" for line in lines) == 4
     text = "\n".join(lines)
     for header in (
         "PTL ms",
@@ -73,6 +73,21 @@ def test_the_tables_fit_120_columns_and_hold_every_policy(make_document: Make, c
     assert "..." not in text
     assert "traces/[x].parquet" in text
     assert " ".join(lines).rstrip().replace("  ", " ").endswith(document["conclusions"][0].split(": ", 1)[1])
+
+
+def test_columns_of_the_kv_cache_are_there_where_they_say_something(make_document: Make, core_result: Make) -> None:
+    named = [core_result(name) for name in ("fcfs", "leap")]
+    silent = "\n".join(rendered(make_document(named)))
+    assert not any(word in silent for word in ("recomputed", "blocked", "held"))
+    counts = {"computed_tokens": 4000.0, "recomputed_tokens": 50.0, "admission_holds": 123.0}
+    named[1]["queue"] |= {key: {"mean": count, "ci95": None} for key, count in counts.items()}
+    lines = rendered(make_document(named))
+    at = next(i for i, line in enumerate(lines) if line.split()[:1] == ["policy"] and "held" in line)
+    assert lines[at].split() == ["policy", "queue", "%", "waiting", "preempted", "recomputed", "%", "held"]
+    assert lines[at + 1].split() == ["fcfs", "40.0", "12.0", "3.00", "-", "-"]
+    # 50 of 4,000 tokens.
+    assert lines[at + 2].split() == ["leap", "40.0", "12.0", "3.00", "1.25", "123"]
+    assert "held: steps in which admission held the next in line back" in " ".join(lines)
 
 
 def test_a_sweep_of_many_points_fits_too(make_document: Make, core_result: Make) -> None:

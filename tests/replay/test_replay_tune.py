@@ -15,22 +15,24 @@ from commands import Run, runner, strict_json
 import leap_rs
 from leap_rs import ConfigError, TuneResult
 from leap_rs.replay.command import app, expand, main
+from leap_rs.replay.options import build
 from leap_rs.replay.tune.run import halves
-from leap_rs.replay.tune.server import SCHEDULER
+from leap_rs.replay.tune.server import SCHEDULER, server_options
+from leap_rs.replay.tune.space import Candidate, fcfs
 from leap_rs.trace import load, read_trace, write_trace
 from leap_rs.vllm.options import LeapOptions, parse
 
 TRACES = Path(__file__).parents[2] / "traces"
 READOUT = TRACES / "readout.prompt.safetensors"
-# Small on purpose: one number of sequences, three aging rates, no limit on slots.
+# Small on purpose: one number of sequences, three agings, no limit on slots.
 LIMITS: dict[str, Any] = {
-    "sweep": {"max_num_seqs": [8], "decode_slots": [8], "aging_rate": [0.0, 0.1, 1.0]},
+    "sweep": {"max_num_seqs": [8], "decode_slots": [8], "aging": [0.0, 1.0, 4.0]},
     "max_num_seqs": 8,
     "readout": READOUT,
     "seeds": 3,
 }
 WORDS = (
-    *("--sweep", "max-num-seqs=8", "--sweep", "decode-slots=8", "--sweep", "aging-rate=0,0.1,1"),
+    *("--sweep", "max-num-seqs=8", "--sweep", "decode-slots=8", "--sweep", "aging=0,1,4"),
     *("--max-num-seqs", 8, "--seeds", 3, "--readout", READOUT),
 )
 
@@ -156,7 +158,26 @@ def test_options_for_the_server_are_those_of_the_chosen(result: TuneResult) -> N
     leap = json.loads(given["--additional-config"])["leap"]
     assert leap == server["additional_config"]["leap"]
     assert {key: chosen[key] for key in leap} == leap
-    assert set(leap) >= {"levers", "order", "aging_rate", "memory_weight"}
+    assert set(leap) >= {"levers", "order", "aging", "memory_weight"}
+
+
+@pytest.mark.parametrize(
+    ("candidate", "options"),
+    [
+        (
+            Candidate(("queue", "admission"), "gittins:ptl", 2.0, 1.0, None, 8, 0.003),
+            {"order": "gittins", "objective": "ptl", "aging": 2.0, "memory_weight": 1.0, "recompute_share": 0.003},
+        ),
+        (
+            Candidate(("queue", "slots"), "countdown", 0.1, 0.0, 4, 8, None, "aging_rate"),
+            {"order": "countdown", "aging_rate": 0.1, "memory_weight": 0.0, "decode_slots": 4},
+        ),
+        (fcfs(8), {"mode": "shadow"}),
+    ],
+)
+def test_a_candidate_as_options_of_the_plugin(candidate: Candidate, options: dict[str, Any]) -> None:
+    levers = {"levers": list(candidate.levers)} if candidate.levers else {}
+    assert server_options(candidate, build({}))["additional_config"] == {"leap": {**levers, **options}}
 
 
 def test_the_printed_command_replays_the_chosen(result: TuneResult, run: Run) -> None:
@@ -244,8 +265,9 @@ def test_more_sequences_than_the_preset_has_are_told_to_be_extrapolated() -> Non
     result = leap_rs.tune(frame, "p99_e2el<=1.1", num_prompts=4, seeds=2, sweep={"max_num_seqs": [128, 256, 300, 512]})
     expected = "extrapolated at 300, 512 sequences: the step times of h100-llama-8b are those of at most 256"
     assert any(expected in note for note in result.notes)
-    more = leap_rs.tune(frame, "p99_e2el<=1.1", num_prompts=4, seeds=2, max_num_seqs=512)
-    assert any("extrapolated at 512 sequences" in note for note in more.notes)
+    more = leap_rs.tune(frame, "p99_e2el<=1.1", num_prompts=4, seeds=2, max_num_seqs=512, kv_tokens=10_016)
+    # 10,000 usable tokens hold 460 requests of 9 + 4.5 tokens and half a block of 16: more are never in a step.
+    assert any("extrapolated at 460 sequences" in note for note in more.notes)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +330,7 @@ class TestCommand:
             pasted.append(parse(json.loads(command[-1])))
         assert result.chosen is not None
         chosen = {key: value for key, value in result.chosen.items() if key in LeapOptions.model_fields}
-        assert chosen.keys() >= {"levers", "order", "aging_rate", "memory_weight", "decode_slots"}
+        assert chosen.keys() >= {"levers", "order", "aging", "memory_weight", "decode_slots"}
         # Everything else has the plugin's own defaults.
         assert pasted == [LeapOptions(**chosen), LeapOptions(mode="shadow")]
 

@@ -26,16 +26,17 @@ SMALL = Space(
     stock=STOCK,
     levers=(("queue",), ("queue", "evict")),
     orders=("gittins:ptl", "countdown"),
-    aging_rates=(0.0, 0.1, 1.0),
+    agings=(0.0, 1.0, 4.0),
     memory_weights=(1.0,),
     engines=((STOCK, None),),
 )
 LARGE = replace(
     SMALL,
-    levers=(("queue",), ("queue", "slots"), ("queue", "evict"), ("evict",)),
+    levers=(("queue",), ("queue", "admission"), ("queue", "evict"), ("queue", "evict", "admission")),
     orders=("gittins:ptl", "gittins:e2el", "survival", "countdown"),
-    aging_rates=(0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+    agings=(0.0, 0.5, 1.0, 2.0, 4.0),
     memory_weights=(1.0, 0.0),
+    recompute_shares=(0.01, 0.03),
 )
 
 

@@ -204,6 +204,8 @@ fn compare(scenario: &Scenario) -> Result<(), TestCaseError> {
     prop_assert_eq!(outcome.steps, reference.steps, "steps");
     prop_assert_eq!(outcome.steps_with_queue, reference.steps_with_queue, "steps with a queue");
     prop_assert_eq!(outcome.steps_blocked_by_memory, reference.steps_blocked_by_memory, "steps blocked by memory");
+    prop_assert_eq!(outcome.steps_blocked_by_seats, reference.steps_blocked_by_seats, "steps blocked by seats");
+    prop_assert_eq!(outcome.computed_tokens, reference.computed_tokens, "tokens computed");
     prop_assert_eq!(outcome.cached_tokens, reference.cached_tokens, "cached tokens");
     prop_assert_eq!(outcome.preemptions, reference.preemptions, "preemptions");
     prop_assert_eq!(outcome.recomputed_tokens, reference.recomputed_tokens, "tokens computed again");

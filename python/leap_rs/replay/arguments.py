@@ -71,8 +71,8 @@ Sweep = Annotated[
     typer.Option(
         metavar="NAME=START:STOP:STEP",
         help=(
-            "Replay over a grid (or NAME=A,B,C) of load, decode-slots, max-num-seqs or aging-rate; repeat it for "
-            "a product."
+            "Replay over a grid (or NAME=A,B,C) of load, decode-slots, max-num-seqs, aging or aging-rate; repeat it "
+            "for a product."
         ),
     ),
 ]
@@ -146,9 +146,12 @@ Policy = Annotated[
         metavar="NAME[:key=value,...]",
         help=(
             "A policy to replay, repeatable: fcfs, sjf-prompt, hrrn, las, mlfq, leap-frozen, leap-paper, leap, "
-            "score:NAME, sjf-oracle, srpt-oracle. Keys: levers, order, objective, rls, batch, aging_rate, memory_weight, "
-            "wait_cap_steps, wait_cap_s, hysteresis, evict_factor, evict_per_s; for score:NAME also delay_s and gpu_share. All that "
-            "can run by default."
+            "score:NAME, sjf-oracle, srpt-oracle. Keys: levers (of queue, slots, evict and admission, joined by +; fcfs "
+            "takes admission alone), order, objective, rls, batch, aging (by how many e-foldings waiting raises a request "
+            "in the time that a newcomer would wait) or aging_rate (e-foldings per second), memory_weight, "
+            "recompute_share (of the computed tokens, what admission lets preempted requests compute again), "
+            "wait_cap_steps, wait_cap_s, hysteresis, evict_factor, evict_per_s; for score:NAME also delay_s and gpu_share. "
+            "All that can run by default."
         ),
     ),
 ]
@@ -248,7 +251,7 @@ Tune = Annotated[
     typer.Option(
         metavar="METRIC<=FACTOR",
         help=(
-            "Search leap's levers, order, aging, decode slots and --max-num-seqs for the lowest --objective under a bound "
+            "Search leap's levers, order, aging, recompute_share, decode slots and --max-num-seqs for the lowest --objective under a bound "
             "relative to fcfs, such as 'p99_e2el<=1.1' or 'p99_ttft<=1,request_throughput>=0.95': on the first half of "
             "the trace, judged on the other. Quote it."
         ),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .options import AGING
 from .remarks import enough, is_short, queue_of_client, seats
+from .seats import short_of_seats
 
 ORACLES = ("srpt-oracle", "sjf-oracle")
 # Below this share the order hardly ever had a choice, and a reader should know before reading on.
@@ -26,6 +28,8 @@ def conclude(document: Mapping[str, Any], point: int) -> str:
             remedy = f"give --max-concurrency above {seats(document, point)}, or leave it out"
             return f"{where}: no policy can matter, because {client} ({remedy})."
         return f"{where}: no policy can matter at this load, because there is no queue ({_remedy(document, point)})."
+    if client is None and base is not None:
+        client = short_of_seats(document, point, base)
     tail = "" if client is None else f" {client[0].upper()}{client[1:]}."
     return f"{where}: {_compared(results, base, share)}{tail}"
 
@@ -78,9 +82,10 @@ def describe_point(document: Mapping[str, Any], point: int) -> str:
         extra = [f"{number(rate)} req/s"] if rate is not None else []
         extra += [f"load {number(load)}"] if load is not None else []
         words.append("at the trace's own times" + (f" ({', '.join(extra)})" if extra else ""))
-    for key, name in (("decode_slots", "decode slots"), ("max_num_seqs", "sequences"), ("aging_rate", "aging rate")):
+    for key, name in (("decode_slots", "decode slots"), ("max_num_seqs", "sequences")):
         if settings.get(key) is not None:
-            words.append(f"aging rate {number(settings[key])}" if key == "aging_rate" else f"{settings[key]} {name}")
+            words.append(f"{settings[key]} {name}")
+    words += [f"{key.replace('_', ' ')} {number(settings[key])}" for key in AGING if settings.get(key) is not None]
     text = ", ".join(words)
     return text[0].upper() + text[1:]
 

@@ -83,6 +83,15 @@ def _read_cost_model(source: Path | dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
+def measured_to(options: Options) -> int:
+    """Running sequences up to which the step times of the cost model are known; beyond they are extrapolated."""
+    preset = presets()[options.engine]
+    if options.cost_model is None:
+        return int(preset["measured_to_seqs"])
+    own = _read_cost_model(options.cost_model)
+    return int(own.get("measured_to_seqs") or own.get("max_num_seqs") or preset["max_num_seqs"])
+
+
 def resolve(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
     """The engine in force, as the core takes it (`kv_tokens` usable) and as a report states it (as vLLM counts)."""
     known = presets()
@@ -102,10 +111,12 @@ def resolve(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ConfigError(
             f"kv_tokens: {counted} tokens are {blocks} blocks of {block_size}, and one is never usable; give at least 2"
         )
+    tokens = options.max_num_batched_tokens or int(base["max_num_batched_tokens"])
     limits: dict[str, Any] = {
         "block_size": block_size,
-        "max_num_seqs": options.max_num_seqs or int(base["max_num_seqs"]),
-        "max_num_batched_tokens": options.max_num_batched_tokens or int(base["max_num_batched_tokens"]),
+        # As vLLM does it where nobody says how many sequences: no more than the tokens of a step.
+        "max_num_seqs": options.max_num_seqs or min(int(base["max_num_seqs"]), tokens),
+        "max_num_batched_tokens": tokens,
         "async_scheduling": bool(base["async_scheduling"])
         if options.async_scheduling is None
         else options.async_scheduling,

@@ -18,7 +18,10 @@ from leap_rs._leap import ConfigError
 
 METRICS = ("ptl", "ttft", "tpot", "itl", "e2el")
 GOODPUT_METRICS = ("ptl", "ttft", "tpot", "e2el")
-SWEPT = ("load", "decode_slots", "max_num_seqs", "aging_rate")
+AGING = ("aging", "aging_rate")
+SWEPT = ("load", "decode_slots", "max_num_seqs", *AGING)
+# What a point of a sweep may differ in.
+POINT_KEYS = ("load", "request_rate", "decode_slots", "max_num_seqs", *AGING)
 MAX_POINTS = 1000
 # Keys of the result object that a --metadata pair would overwrite.
 RESERVED = ("leap_replay_version", "trace", "config", "results", "notes", "conclusions")
@@ -158,8 +161,8 @@ def parse_sweep(value: object) -> object:
         if not values:
             raise ValueError(f"{name} has no values")
         for number in values:
-            if not math.isfinite(number) or number < 0 or (number == 0 and name != "aging_rate"):
-                raise ValueError(f"{name} must be {'>= 0' if name == 'aging_rate' else '> 0'}, got {number:g}")
+            if not math.isfinite(number) or number < 0 or (number == 0 and name not in AGING):
+                raise ValueError(f"{name} must be {'>= 0' if name in AGING else '> 0'}, got {number:g}")
             if whole and number != int(number):
                 raise ValueError(f"{name} must be a whole number, got {number:g}")
         result[name] = list(dict.fromkeys(values))
@@ -228,6 +231,8 @@ class Options(BaseModel):
         for name in SWEPT[:3]:
             if name in self.sweep and getattr(self, name) is not None:
                 raise ValueError(f"sweep: {name} is swept and also given")
+        if set(AGING) <= self.sweep.keys():
+            raise ValueError("sweep: aging and aging_rate exclude each other")
         if math.prod(len(values) for values in self.sweep.values()) > MAX_POINTS:
             raise ValueError(f"sweep: more than {MAX_POINTS} points")
         return self
@@ -241,11 +246,9 @@ class Options(BaseModel):
         if isinstance(self.load, tuple):
             axes = {"load": list(dict.fromkeys(self.load)), **axes}
         base = {
+            **dict.fromkeys(POINT_KEYS),
             "load": self.load if isinstance(self.load, float) else None,
             "request_rate": in_json(self.request_rate),
-            "decode_slots": None,
-            "max_num_seqs": None,
-            "aging_rate": None,
         }
         return [{**base, **dict(zip(axes, values, strict=True))} for values in product(*axes.values())]
 

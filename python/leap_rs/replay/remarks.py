@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .seats import could_hold
+
 # So many requests a seat make filling and draining the engine a small part of a replay.
 ENOUGH = 10
 # Below this offered load an engine does not fill however long the trace is.
@@ -51,8 +53,12 @@ def queue_of_client(document: Mapping[str, Any], points: Sequence[int]) -> str |
 
 
 def _inside(document: Mapping[str, Any], point: int) -> int:
-    """Requests that the engine holds at most."""
-    cap, most = document["config"]["max_concurrency"], seats(document, point)
+    """Requests that the engine holds at most: of its seats as many as its KV cache can fill."""
+    config = document["config"]
+    cap, most = config["max_concurrency"], seats(document, point)
+    memory = could_hold(config, document["trace"].get("kv_tokens_a_resident"))
+    if memory is not None:
+        most = min(most, memory * int(config.get("data_parallel_size", 1)))
     return most if cap is None else min(most, int(cap))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .conclude import ORACLES, describe_point, number
+from .options import POINT_KEYS
 from .remarks import queue_of_client
 
 WIDTH = 120
@@ -59,7 +61,12 @@ def render(document: Mapping[str, Any], console: Console, *, text_width: int | N
     points = document["config"]["points"]
     if len(points) == 1:
         results = document["results"]
-        for table in (_main_table(document, results), _latency_table(document, results), _order_table(results)):
+        for table in (
+            _main_table(document, results),
+            _latency_table(document, results),
+            _order_table(results),
+            _queue_table(results),
+        ):
             print_table(console, table)
         paragraph(console, _legend(results), style="dim", width=width)
     else:
@@ -244,7 +251,7 @@ def _order_table(results: Sequence[Result]) -> Table:
     quartiles: list[Result] = next((result["by_quartile"] for result in results if result["by_quartile"]), [])
     shown_unit, scale = unit("e2el", results)
     table = _table(
-        f"Mean E2EL, {shown_unit}, of answers up to N tokens (quartiles); the queue; rank correlation with the true lengths"
+        f"Mean E2EL, {shown_unit}, of answers up to N tokens (quartiles); rank correlation with the true lengths"
     )
     getters: list[Callable[[Result], str]] = []
     for i, quartile in enumerate(quartiles[:MAX_QUARTILES]):
@@ -255,32 +262,88 @@ def _order_table(results: Sequence[Result]) -> Table:
             return cell(rows[i]["mean_e2el_ms"]["mean"], scale) if i < len(rows) else "-"
 
         getters.append(by_quartile)
-    _column(table, "preempted", "queue %", "waiting", "Spearman", "Kendall")
+    _column(table, "Spearman", "Kendall")
     getters += [
-        lambda result: cell(result["queue"].get("preemptions")),
-        lambda result: cell(result["queue"].get("share_of_steps_with_queue"), 100),
-        lambda result: cell(result["queue"].get("mean_waiting")),
         lambda result: _with_interval(result["prediction"], "spearman"),
         lambda result: _with_interval(result["prediction"], "kendall_tau_b"),
     ]
-    if _blocked(results):
-        _column(table, "blocked")
-        getters.append(lambda result: cell(result["queue"].get("steps_blocked_by_memory")))
     return _fill(table, results, getters)
 
 
-def _blocked(results: Sequence[Result]) -> bool:
-    return any(result["queue"].get("steps_blocked_by_memory") for result in results)
+@dataclass(frozen=True)
+class QueueColumn:
+    """A column on the queue: its name, its number and what that is."""
+
+    name: str
+    value: Callable[[Result], float | None]
+    meaning: str
+    scale: float = 1.0
+    always: bool = False
+    """Whether it is shown where all its numbers are 0, too."""
+
+
+def recomputed_share(result: Result) -> float | None:
+    """Share of the computed tokens that were computed again; None where nothing tells."""
+    again, computed = result["queue"].get("recomputed_tokens"), result["queue"].get("computed_tokens")
+    return again / computed if computed else None
+
+
+def _of_queue(key: str) -> Callable[[Result], float | None]:
+    def get(result: Result) -> float | None:
+        value: float | None = result["queue"].get(key)
+        return value
+
+    return get
+
+
+QUEUE_COLUMNS = (
+    QueueColumn(
+        "queue %",
+        _of_queue("share_of_steps_with_queue"),
+        "share of steps that left a request waiting",
+        scale=100,
+        always=True,
+    ),
+    QueueColumn(
+        "waiting", _of_queue("mean_waiting"), "mean number that wait, also for the running step to end", always=True
+    ),
+    QueueColumn("preempted", _of_queue("preemptions"), "times that a request lost its KV cache", always=True),
+    QueueColumn(
+        "recomputed %", recomputed_share, "computed tokens that a preempted request had computed before", scale=100
+    ),
+    QueueColumn(
+        "blocked",
+        _of_queue("steps_blocked_by_memory"),
+        "steps in which the next in line found no room in the KV cache",
+    ),
+    QueueColumn(
+        "held",
+        _of_queue("admission_holds"),
+        "steps in which admission held the next in line back, for the KV cache to come",
+    ),
+)
+
+
+def queue_columns(results: Sequence[Result]) -> list[QueueColumn]:
+    """Those that say something of these results."""
+    return [column for column in QUEUE_COLUMNS if column.always or any(map(column.value, results))]
+
+
+def _queue_cell(column: QueueColumn) -> Callable[[Result], str]:
+    return lambda result: cell(column.value(result), column.scale)
+
+
+def _queue_table(results: Sequence[Result]) -> Table:
+    table = _table("The queue and the KV cache")
+    getters: list[Callable[[Result], str]] = []
+    for column in queue_columns(results):
+        _column(table, column.name)
+        getters.append(_queue_cell(column))
+    return _fill(table, results, getters)
 
 
 def _legend(results: Sequence[Result]) -> str:
-    text = (
-        "preempted: times that a request lost its KV cache; queue %: share of steps that left a request waiting; waiting: "
-        "mean number that wait, also for the running step to end"
-    )
-    if _blocked(results):
-        text += "; blocked: steps in which the next in line found no room in the KV cache"
-    return text
+    return "; ".join(f"{column.name}: {column.meaning}" for column in queue_columns(results))
 
 
 def _with_interval(group: Mapping[str, Any], key: str) -> str:
@@ -289,11 +352,7 @@ def _with_interval(group: Mapping[str, Any], key: str) -> str:
 
 def _sweep_table(document: Mapping[str, Any], title: str, value: Callable[[Result], str], points: range) -> Table:
     settings = document["config"]["points"]
-    varied = [
-        key
-        for key in ("load", "request_rate", "decode_slots", "max_num_seqs", "aging_rate")
-        if len({str(p[key]) for p in settings}) > 1
-    ]
+    varied = [key for key in POINT_KEYS if len({str(p[key]) for p in settings}) > 1]
     by = " and ".join(key.replace("_", "-") for key in varied)
     table = _table(f"{title}, by {by}")
     for point in points:

@@ -15,7 +15,7 @@ import polars as pl
 from leap_rs._leap import LeapError
 from leap_rs.trace.files import replacing
 
-from .options import Options, in_json
+from .options import POINT_KEYS, Options, in_json
 from .page import rows as page_rows
 from .page.rows import PointDetail
 
@@ -24,11 +24,15 @@ QUEUE_KEYS = (
     "mean_waiting",
     "share_of_steps_with_queue",
     "steps_blocked_by_memory",
+    "steps_blocked_by_seats",
     "preemptions",
+    "computed_tokens",
+    "recomputed_tokens",
+    "admission_holds",
+    "kv_peak_ratio",
     "wait_cap_promotions",
 )
 PREDICTION_KEYS = ("spearman", "kendall_tau_b", "mae_tokens")
-POINT_KEYS = ("load", "request_rate", "decode_slots", "max_num_seqs", "aging_rate")
 
 
 class ResultObject:
@@ -189,7 +193,7 @@ def _result(one: Mapping[str, Any], points: Sequence[Mapping[str, Any]], options
         "point": one["point"],
         "load": one["load"],
         "request_rate": "inf" if point["request_rate"] == "inf" else one["request_rate"],
-        **{key: point[key] for key in ("decode_slots", "max_num_seqs", "aging_rate")},
+        **{key: point[key] for key in POINT_KEYS[2:]},
         "seeds": one["seeds"],
         "metrics": {
             key: _interval(value) for key, value in one["metrics"].items() if key in asked or not re.match(r"p\d", key)

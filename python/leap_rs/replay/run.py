@@ -20,6 +20,7 @@ from . import columns, engines, readouts
 from .options import Options, build, in_json
 from .page import rows as page_rows
 from .results import ReplayResult, assemble, requests_frame
+from .seats import held_tokens
 
 if TYPE_CHECKING:
     from leap_rs.trace import ReadOptions
@@ -135,6 +136,7 @@ def run(
         "path": None if trace_path is None else str(trace_path),
         "format": trace.format,
         "recorded_requests": frame.height,
+        "kv_tokens_a_resident": held_tokens(frame, core_engine["kv_tokens"], core_engine["block_size"]),
         "model": trace.metadata.get("model"),
         "layer": trace.metadata.get("layer"),
         "features": [name for name in ("features", "prompt_features") if name in frame.columns],

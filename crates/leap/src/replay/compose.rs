@@ -38,8 +38,9 @@ impl Engine<'_> {
         step.work.decode = self.decoding.len();
         step.work.kv_tokens = self.decoding.kv_tokens();
         self.tally.recomputed_tokens += u64::from(step.recomputed);
+        let computed = u64::from(step.work.decode) + u64::from(step.work.prefill);
+        self.tally.computed_tokens += computed;
         if let Some(admission) = &mut self.admission {
-            let computed = u64::from(step.work.decode) + u64::from(step.work.prefill);
             admission.stepped(computed, u64::from(step.recomputed), 1);
         }
         // A victim may have been among those that came back to decode.
@@ -256,6 +257,7 @@ impl Engine<'_> {
             let known = self.config.reserve_full_prompt && self.config.enable_chunked_prefill;
             let still_blocked = known && self.kv.blocked == Some((id, self.kv.pool.gains()));
             step.blocked_by_memory |= still_blocked && !no_seat;
+            step.blocked_by_seats |= no_seat;
             if no_seat || still_blocked {
                 return;
             }

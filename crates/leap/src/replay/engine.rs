@@ -232,6 +232,7 @@ impl<'a> Engine<'a> {
         self.log_steps(&step, start, ramp, more);
         let mut done = step.done;
         if more > 0 {
+            self.tally.computed_tokens += u64::from(step.work.decode) * more;
             if let Some(admission) = &mut self.admission {
                 admission.stepped(u64::from(step.work.decode), 0, more);
             }

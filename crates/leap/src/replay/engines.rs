@@ -31,6 +31,10 @@ pub struct EnginePreset {
     pub max_num_seqs: u32,
     /// Token budget of a step.
     pub max_num_batched_tokens: u32,
+    /// Whose choice these two limits are.
+    pub limits_source: String,
+    /// Running sequences up to which the step times were measured; beyond they are extrapolated.
+    pub measured_to_seqs: u32,
     /// Whether a step is composed while the one before it runs.
     pub async_scheduling: bool,
     /// Decode slots; absent means as many as residents.
@@ -60,5 +64,15 @@ mod tests {
         }
         let paper = presets.iter().find(|p| p.name == "paper").unwrap();
         assert_eq!((paper.max_num_seqs, paper.decode_slots), (512, Some(64)));
+    }
+
+    /// vLLM 0.32, `EngineArgs.get_batch_defaults`, for an API server.
+    #[test]
+    fn limits_are_the_defaults_of_an_api_server_where_they_say_so() {
+        for preset in super::engine_presets().iter().filter(|p| p.limits_source.starts_with("vLLM 0.32's default")) {
+            let large = ["H100", "H200"].iter().any(|card| preset.gpu.contains(card));
+            let expected = if large { (1024, 8192) } else { (256, 2048) };
+            assert_eq!((preset.max_num_seqs, preset.max_num_batched_tokens), expected, "{}", preset.name);
+        }
     }
 }

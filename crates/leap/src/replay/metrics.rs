@@ -206,9 +206,12 @@ impl Measure<'_> {
         run.queue.insert("share_of_steps_with_queue", share(outcome.steps_with_queue));
         run.queue.insert("steps", Some(outcome.steps as f64));
         run.queue.insert("steps_blocked_by_memory", Some(outcome.steps_blocked_by_memory as f64));
+        run.queue.insert("steps_blocked_by_seats", Some(outcome.steps_blocked_by_seats as f64));
         run.queue.insert("preemptions", Some(outcome.preemptions as f64));
+        run.queue.insert("computed_tokens", Some(outcome.computed_tokens as f64));
         run.queue.insert("recomputed_tokens", Some(outcome.recomputed_tokens as f64));
         run.queue.insert("admission_holds", Some(outcome.admission_holds as f64));
+        run.queue.insert("kv_peak_ratio", outcome.kv_peak_ratio);
         run.queue.insert("wait_cap_promotions", Some(outcome.wait_cap_promotions as f64));
         run.queue.insert("prefix_cache_hit_tokens", Some(outcome.cached_tokens as f64));
     }

@@ -61,14 +61,20 @@ pub struct Outcome {
     pub steps_with_queue: u64,
     /// Steps in which the next request found a seat but no KV blocks.
     pub steps_blocked_by_memory: u64,
+    /// Steps in which the next request found no seat.
+    pub steps_blocked_by_seats: u64,
     /// Times that a resident lost its KV cache, for want of blocks or to the evict lever.
     pub preemptions: u64,
     /// Times that a cap on waiting put somebody before one with a better key, in the queue or the slots.
     pub wait_cap_promotions: u64,
-    /// Tokens that preempted requests computed again.
+    /// Tokens that steps computed, prompts and answers alike.
+    pub computed_tokens: u64,
+    /// Those of them that preempted requests computed again.
     pub recomputed_tokens: u64,
     /// Steps in which admission control held the first of the queue back.
     pub admission_holds: u64,
+    /// What residents came to hold over what admission control had predicted; none where it predicted nothing.
+    pub kv_peak_ratio: Option<f64>,
     /// Prompt tokens taken from the prefix cache.
     pub cached_tokens: u64,
     /// Seconds in the waiting queue, over all requests.

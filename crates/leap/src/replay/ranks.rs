@@ -155,10 +155,11 @@ impl Ranks<'_> {
             }
         }
         let span = Span { start, steps: 1 + more, end: start + ramp.elapsed(1 + more), ramp };
-        let (mut with_queue, mut blocked) = (false, false);
+        let (mut with_queue, mut by_memory, mut by_seats) = (false, false, false);
         for (engine, step) in self.engines.iter_mut().zip(self.steps.drain(..)) {
             with_queue |= !engine.waiting.is_empty();
-            blocked |= step.as_ref().is_some_and(|step| step.blocked_by_memory);
+            by_memory |= step.as_ref().is_some_and(|step| step.blocked_by_memory);
+            by_seats |= step.as_ref().is_some_and(|step| step.blocked_by_seats);
             if let Some(step) = step {
                 engine.execute(step, &span, &mut self.outcome.gaps);
             }
@@ -166,7 +167,8 @@ impl Ranks<'_> {
         }
         self.outcome.steps += span.steps;
         self.outcome.steps_with_queue += if with_queue { span.steps } else { 0 };
-        self.outcome.steps_blocked_by_memory += if blocked { span.steps } else { 0 };
+        self.outcome.steps_blocked_by_memory += if by_memory { span.steps } else { 0 };
+        self.outcome.steps_blocked_by_seats += if by_seats { span.steps } else { 0 };
         self.horizon = span.end;
         self.now = if self.engines[0].config.async_scheduling { start + ramp.elapsed(more) } else { span.end };
     }
@@ -188,18 +190,22 @@ impl Ranks<'_> {
         let record = |(id, &rank): (usize, &u32)| -> Record { self.engines[rank as usize].record(id) };
         outcome.records = self.rank.iter().enumerate().map(record).collect();
         let mut recorders = Vec::new();
+        let mut ratios = Vec::new();
         let mut usable = 0;
         for engine in self.engines {
             usable += u64::from(engine.config.usable_blocks());
             outcome.preemptions += engine.tally.preemptions;
             outcome.wait_cap_promotions += engine.tally.wait_cap_promotions;
             outcome.cached_tokens += engine.tally.cached_tokens;
+            outcome.computed_tokens += engine.tally.computed_tokens;
             outcome.recomputed_tokens += engine.tally.recomputed_tokens;
             outcome.admission_holds += engine.admission.as_ref().map_or(0, Admission::holds);
+            ratios.extend(engine.admission.as_ref().and_then(Admission::peak_ratio));
             outcome.waited_s += engine.waiting.waited_s();
             recorders.extend(engine.written.recorder);
             outcome.log = engine.written.log;
         }
+        outcome.kv_peak_ratio = (!ratios.is_empty()).then(|| ratios.iter().sum::<f64>() / ratios.len() as f64);
         outcome.timeline = self.control.timeline.then(|| Timeline::new(recorders, usable));
         outcome
     }

@@ -35,6 +35,7 @@ pub(super) struct Tally {
     pub(super) preemptions: u64,
     pub(super) wait_cap_promotions: u64,
     pub(super) cached_tokens: u64,
+    pub(super) computed_tokens: u64,
     pub(super) recomputed_tokens: u64,
 }
 
@@ -51,6 +52,7 @@ pub(super) struct Step {
     /// Somebody lost its blocks in it, so the next step may admit again.
     pub(super) preempted: bool,
     pub(super) blocked_by_memory: bool,
+    pub(super) blocked_by_seats: bool,
     /// Tokens that those who come back compute again.
     pub(super) recomputed: u32,
     /// Who is scheduled with how many tokens, where steps are logged.

@@ -106,6 +106,8 @@ pub struct Reference<'a> {
     pub steps: u64,
     pub steps_with_queue: u64,
     pub steps_blocked_by_memory: u64,
+    pub steps_blocked_by_seats: u64,
+    pub computed_tokens: u64,
     pub cached_tokens: u64,
     pub promotions: u64,
     pub preemptions: u64,
@@ -159,6 +161,8 @@ impl<'a> Reference<'a> {
             steps: 0,
             steps_with_queue: 0,
             steps_blocked_by_memory: 0,
+            steps_blocked_by_seats: 0,
+            computed_tokens: 0,
             cached_tokens: 0,
             promotions: 0,
             preemptions: 0,
@@ -337,15 +341,16 @@ impl<'a> Reference<'a> {
             }
         }
 
-        let (mut blocked, mut recomputed) = (false, 0);
+        let (mut blocked, mut no_seat, mut recomputed) = (false, false, 0);
         if self.preemptions == before {
             let used = decoding.len() as u32 + work.iter().map(|&(chunk, _)| chunk).sum::<u32>();
             let mut budget = self.config.max_num_batched_tokens - used;
             while budget > 0 {
                 let Some((id, _, promoted)) = self.head(now) else { break };
                 let Some((chunk, hits)) = self.fits(id, budget) else {
-                    blocked = self.residents.len() < self.config.max_num_seqs as usize
-                        && (self.config.enable_chunked_prefill || self.left(id, &self.hits(id)) <= budget);
+                    no_seat = self.residents.len() >= self.config.max_num_seqs as usize;
+                    blocked =
+                        !no_seat && (self.config.enable_chunked_prefill || self.left(id, &self.hits(id)) <= budget);
                     break;
                 };
                 let cached = hits.len() as u32 * self.config.block_size;
@@ -382,6 +387,7 @@ impl<'a> Reference<'a> {
         }
 
         self.waste(used, recomputed);
+        self.computed_tokens += u64::from(used);
         self.recomputed_tokens += u64::from(recomputed);
         let reads: Vec<u32> = decoding.iter().map(|&id| self.requests[id].stored).collect();
         for &id in &decoding {
@@ -402,6 +408,7 @@ impl<'a> Reference<'a> {
         self.steps += 1;
         assert!(self.steps < 100_000, "no end in sight");
         self.steps_blocked_by_memory += u64::from(blocked);
+        self.steps_blocked_by_seats += u64::from(no_seat);
         self.steps_with_queue += u64::from(!self.waiting.is_empty());
         let slow = if computing { 1.0 / (1.0 - self.spec.gpu_share) } else { 1.0 };
         Some(Step { tokens, seconds: slow * seconds(&self.config.cost, &reads, &work) })

@@ -10,7 +10,7 @@ from typing import Any
 from leap_rs.replay.conclude import describe_point
 from leap_rs.replay.engines import LIMITS
 from leap_rs.replay.options import SWEPT
-from leap_rs.replay.report import best, cell, interval_cell, percentiles, unit
+from leap_rs.replay.report import QueueColumn, best, cell, interval_cell, percentiles, queue_columns, unit
 
 Result = Mapping[str, Any]
 TABULATED = ("ptl", "ttft", "tpot", "e2el")
@@ -107,6 +107,9 @@ def _columns(document: Mapping[str, Any], results: Sequence[Result]) -> list[_Co
         _Column("queue", "% steps", _grouped("queue", "share_of_steps_with_queue"), 100),
         _Column("queue", "preempted", _grouped("queue", "preemptions")),
     ]
+    for column in queue_columns(document["results"]):
+        if not column.always:
+            columns.append(_Column("queue", column.name, _plain_mean(column), column.scale))
     if any(result["prediction"].get("spearman") is not None for result in results):
         columns.append(_Column("prediction", "Spearman", _grouped("prediction", "spearman"), interval=True))
     return columns
@@ -116,6 +119,13 @@ def _metric(key: str) -> Callable[[Result], Mapping[str, Any] | None]:
     def get(result: Result) -> Mapping[str, Any] | None:
         value: Mapping[str, Any] | None = result["metrics"].get(key)
         return value
+
+    return get
+
+
+def _plain_mean(column: QueueColumn) -> Callable[[Result], Mapping[str, Any] | None]:
+    def get(result: Result) -> Mapping[str, Any] | None:
+        return {"mean": column.value(result), "ci95": None}
 
     return get
 

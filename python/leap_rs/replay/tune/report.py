@@ -98,7 +98,7 @@ def _header(document: Mapping[str, Any]) -> list[str]:
     ]
     if config["repeated"]:
         lines.append(
-            f"halves and quarters are short against {config['max_num_seqs']} sequences, so each is repeated to "
+            f"halves and quarters are short against what the engine takes in at a time, so each is repeated to "
             f"{search['replayed']} requests (--num-prompts overrides)"
         )
     else:
@@ -140,22 +140,23 @@ def _candidates(document: Mapping[str, Any]) -> Table:
     single = len(document["bound"]) == 1
     if single:
         title += f"; ratio: {document['bound'][0]['metric']} against fcfs"
-    table = _table(title, "levers", "order")
+    title += "; a share behind the levers: admission, with this recompute_share"
+    table = _table(title, "levers, admission", "order")
     ratio = ["ratio"] if single else []
-    _right(table, "aging", "memory", "slots", "seqs", "PTL ms", "E2EL s", "req/s", *ratio, "quarters", "bound")
+    value, scale = ("PTL ms", 1.0) if document["objective"] == "mean_ptl_ms" else ("E2EL s", 1e-3)
+    _right(table, "aging", "memory", "slots", "seqs", value, "req/s", *ratio, "quarters", "bound")
     chosen = document["chosen"]
     for one in document["candidates"][:BEST]:
         order = ":".join(one[key] for key in ("order", "objective") if key in one) or "-"
         metrics = one["metrics"]
         table.add_row(
-            "+".join(one["levers"]) or "fcfs",
+            _levers(one),
             order,
-            f"{one['aging_rate']:g}" if one["levers"] else "-",
+            _aging(one),
             f"{one['memory_weight']:g}" if one["levers"] else "-",
             str(one["decode_slots"] or "all"),
             str(one["max_num_seqs"]),
-            interval_cell(metrics["mean_ptl_ms"]),
-            interval_cell(metrics["mean_e2el_ms"], 1e-3),
+            interval_cell(metrics[document["objective"]], scale),
             cell(metrics["request_throughput"]["mean"]),
             *([_ratio(one["bounds"][0]["ratio"])] if single else []),
             _on_quarters(one["quarters"]),
@@ -163,6 +164,19 @@ def _candidates(document: Mapping[str, Any]) -> Table:
             style="green" if _same(one, chosen) else "",
         )
     return table
+
+
+def _levers(one: Mapping[str, Any]) -> str:
+    """Where the order acts, and with admission the share of the computed tokens that it risks to compute again."""
+    order = "+".join(lever for lever in one["levers"] if lever != "admission") or "fcfs"
+    return f"{order}, {100 * one['recompute_share']:g} %" if "recompute_share" in one else order
+
+
+def _aging(one: Mapping[str, Any]) -> str:
+    """e-foldings a standing wait, or a second."""
+    if "aging" in one:
+        return f"{one['aging']:g}"
+    return f"{one['aging_rate']:g}/s" if "aging_rate" in one else "-"
 
 
 def _on_quarters(quarters: Sequence[Mapping[str, Any]] | None) -> str:

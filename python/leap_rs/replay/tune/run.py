@@ -14,6 +14,7 @@ from leap_rs._leap import ConfigError, TraceError
 from leap_rs.replay import engines
 from leap_rs.replay.options import Options, build, in_json
 from leap_rs.replay.run import open_trace
+from leap_rs.replay.seats import could_hold, held_tokens
 from leap_rs.trace import Trace
 
 from .bound import Bound, key_of, parse
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from leap_rs.trace import ReadOptions
 
 Objective = Literal["ptl", "e2el"]
-# A half shorter than so many requests a sequence is repeated to it: it would mostly fill and drain the engine.
+# A half shorter than so many requests a resident is repeated to it: it would mostly fill and drain the engine.
 ENOUGH = 20
 # Progress up to which the search counts.
 SEARCH_SHARE = 0.9
@@ -66,7 +67,7 @@ def tune(
     load: offered load of each half as a multiple of the FCFS capacity measured on it; the trace's own times without it.
     seeds: runs of a finalist, at least 2; the bound must hold with the far end of the 95 % interval over them.
     progress: called with the share done, from 0 to 1.
-    options: those of `leap_rs.replay`; `sweep` gives the values to search of `max_num_seqs`, `decode_slots` or
+    options: those of `leap_rs.replay`; `sweep` gives the values to search of `max_num_seqs`, `decode_slots`, `aging` or
     `aging_rate`, `num_prompts` the requests that each half replays.
 
     Raises `ConfigError` for an option that cannot be used, `TraceError` and `ReadoutError` for the inputs.
@@ -90,8 +91,10 @@ class Case:
     engine: dict[str, Any]
     stock: int
     """Sequences of the engine as it is."""
+    could_hold: int | None
+    """Sequences that its KV cache could hold of these requests."""
     fitted_to: int
-    """Sequences up to which the cost model's step times are known: those of the preset or of the model's file."""
+    """Running sequences up to which the cost model's step times are known."""
     space: Space
     seqs_given: bool
     """Whether the user said which numbers of sequences to search."""
@@ -108,7 +111,7 @@ class Case:
         """A half or a quarter, ready to replay."""
         used = self.used
         if used.num_prompts is None:
-            used = used.model_copy(update={"num_prompts": enough(part, self.stock)})
+            used = used.model_copy(update={"num_prompts": enough(part, _filled(self.stock, self.could_hold))})
         return Bench(part, used, self.stock, self.metrics)
 
     @property
@@ -136,11 +139,12 @@ def case_of(
     _require_searchable(options)
     core_engine, engine = engines.resolve(options)
     stock = int(core_engine["max_num_seqs"])
-    own, _ = engines.resolve(options.model_copy(update={"max_num_seqs": None}))
-    space = default_space(stock, swept)
     trace, path = open_trace(source, read_options)
     first, second = halves(trace)
-    num_prompts = enough(second, stock) if options.num_prompts is None else options.num_prompts
+    held = held_tokens(first.frame, core_engine["kv_tokens"], core_engine["block_size"])
+    most = could_hold(engine, held)
+    space = default_space(stock, swept, most)
+    num_prompts = enough(second, _filled(stock, most)) if options.num_prompts is None else options.num_prompts
     return Case(
         trace=trace,
         path=path,
@@ -150,7 +154,8 @@ def case_of(
         used=options.model_copy(update={"num_prompts": num_prompts}),
         engine=engine,
         stock=stock,
-        fitted_to=int(own["max_num_seqs"]),
+        could_hold=most,
+        fitted_to=engines.measured_to(options),
         space=space,
         seqs_given="max_num_seqs" in swept,
         bounds=bounds,
@@ -274,9 +279,17 @@ def split(trace: Trace) -> tuple[Trace, Trace]:
     return first, second
 
 
-def enough(part: Trace, stock: int) -> int | None:
-    """Requests to repeat a short part to."""
-    return ENOUGH * stock if part.frame.height < ENOUGH * stock else None
+def _filled(seqs: int, could_hold: int | None) -> int:
+    """As many of so many sequences as the KV cache can fill."""
+    return seqs if could_hold is None else min(seqs, could_hold)
+
+
+def enough(part: Trace, inside: int) -> int | None:
+    """Requests to repeat a short part to, for an engine that takes so many in.
+
+    More seats need no more: the requests a second are those of the engine as it is, and do not fill them.
+    """
+    return ENOUGH * inside if part.frame.height < ENOUGH * inside else None
 
 
 def _both(case: Case, bench: Bench, found: Found) -> tuple[dict[str, Measured], dict[str, Measured], Bench | None]:
@@ -311,7 +324,8 @@ def _edge(found: Found, case: Case) -> list[str]:
 
 def _beyond(case: Case) -> list[str]:
     """A word where more sequences are searched than the cost model knows."""
-    beyond = sorted({seqs for seqs, _ in case.space.engines if seqs > case.fitted_to})
+    running = {_filled(seqs, case.could_hold) for seqs, _ in case.space.engines}
+    beyond = sorted(seqs for seqs in running if seqs > case.fitted_to)
     if not beyond:
         return []
     return [

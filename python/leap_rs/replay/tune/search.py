@@ -1,4 +1,4 @@
-"""The search: a coarse grid on one seed, twice the better ones with their neighbours, the best on all seeds.
+"""The search: a coarse grid on one seed, twice the better ones with their neighbours, the best and its own on all seeds.
 
 The best of many noisy numbers flatters, so the bound must hold with the far end of its 95 % interval, among candidates replayed
 on all seeds. Seeds deal the same requests anew and say nothing of other traffic, so it must hold in that way on each part of
@@ -97,7 +97,7 @@ class Search:
         self._found = Found()
         self._progress = progress
         # A guess: how many neighbours are new is known only on the way.
-        self._planned = len(space.coarse()) + 6 * KEPT * sum(REFINED_ON) + 2 * FINALISTS * seeds
+        self._planned = len(space.coarse()) + 6 * KEPT * sum(REFINED_ON) + 3 * FINALISTS * seeds
         for metric in (objective, *(bound.metric for bound in bounds)):
             for one in (bench, *parts):
                 if not np.all(np.isfinite(one.fcfs.values[metric])) or np.any(one.fcfs.values[metric] <= 0):
@@ -121,7 +121,9 @@ class Search:
                 kept = self._kept(pool)
                 wider = [other for one in kept for other in self._space.neighbours(one, stride)]
                 pool = self._round(dict.fromkeys([*kept, *wider]), seeds)
-        best = self._final(pool)
+            best = self._climbed(self._final(pool))
+        else:
+            best = self._final(pool)
         if best is None:
             found.nearest = min(found.finalists, key=self._excess)
         elif self._value(best) < self._value(base):
@@ -173,11 +175,12 @@ class Search:
         better = (bound[None, :] <= bound[:, None]) & (value[None, :] <= value[:, None])
         return [measured[near[i]] for i in np.lexsort((value, better.sum(axis=1)))]
 
-    def _final(self, pool: Sequence[Candidate]) -> Measured | None:
+    def _final(self, pool: Sequence[Candidate], *, at_once: bool = False) -> Measured | None:
         """All seeds, some candidates at a time, until one keeps the bound; the best that does."""
         final: list[Measured] = []
-        for start in range(0, len(pool), FINALISTS):
-            part = list(pool[start : start + FINALISTS])
+        each = len(pool) if at_once else FINALISTS
+        for start in range(0, len(pool), each):
+            part = list(pool[start : start + each])
             missing = [one for one in part if all(one != other.candidate for other in self._found.finalists)]
             for one in self._replay(self._bench, missing, self._seeds):
                 self._measured[one.candidate] = one
@@ -189,6 +192,13 @@ class Search:
                     return one
         return None
 
+    def _climbed(self, best: Measured | None) -> Measured | None:
+        """The chosen or the best of its neighbours: few seeds may have sorted one out that keeps the bound on all."""
+        beside = [] if best is None else list(dict.fromkeys(self._space.neighbours(best.candidate, 1)))
+        if best is None or not beside:
+            return best
+        return self._final([best.candidate, *beside], at_once=True)
+
     def _keeps_on_parts(self, candidate: Candidate) -> bool:
         """Whether a candidate keeps the bound on each part; replays it there once."""
         if candidate not in self._found.parts:
@@ -198,7 +208,8 @@ class Search:
         return all(check.excess <= 1 for part in self._found.parts[candidate] for check in part)
 
     def _value(self, one: Measured) -> float:
-        return float(one.values[self._objective].mean())
+        # As in `distinct`: of those that did the same the first stays first.
+        return float(np.float32(one.values[self._objective].mean()))
 
     def _excess(self, one: Measured) -> float:
         """The most on the half or, as far as it was replayed there, on a part."""
@@ -207,8 +218,8 @@ class Search:
 
 
 def distinct(measured: Sequence[Measured]) -> list[Measured]:
-    """The first of those that did exactly the same."""
+    """The first of those that did the same, in single precision: in what order a mean was summed is no difference."""
     seen: dict[bytes, Measured] = {}
     for one in measured:
-        seen.setdefault(b"".join(values.tobytes() for values in one.values.values()), one)
+        seen.setdefault(b"".join(values.astype(np.float32).tobytes() for values in one.values.values()), one)
     return list(seen.values())

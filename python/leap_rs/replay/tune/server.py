@@ -23,8 +23,7 @@ def server_options(candidate: Candidate, options: Options) -> dict[str, Any]:
         leap = {
             "levers": list(candidate.levers),
             **candidate.ordering(),
-            "aging_rate": candidate.aging_rate,
-            "memory_weight": candidate.memory_weight,
+            **candidate.numbers(),
         }
         if candidate.decode_slots is not None:
             leap["decode_slots"] = candidate.decode_slots

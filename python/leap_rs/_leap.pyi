@@ -18,6 +18,11 @@ _F32: TypeAlias = npt.NDArray[np.float32]
 
 __version__: str
 
+DEFAULT_AGING: float
+"""e-foldings a standing wait where nobody says otherwise."""
+DEFAULT_RECOMPUTE_SHARE: float
+"""Share of the computed tokens that may be computed again where nobody says otherwise."""
+
 class LeapError(ValueError):
     """An input or option that leap-rs cannot use."""
 

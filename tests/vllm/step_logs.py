@@ -21,7 +21,8 @@ from fake_setup import BLOCK, Job, Oracle, Setup, prompt_of
 from fake_worker import FakeEngine
 
 from leap_rs import _leap
-from leap_rs.vllm.options import AGING, LeapOptions
+from leap_rs._leap import DEFAULT_AGING
+from leap_rs.vllm.options import LeapOptions
 
 STEP_S = 1 / 64
 FREE = ("per_decode_seq_s", "per_kv_token_s", "per_token_over_free_s", "free_tokens", "per_prefill_pair_s")
@@ -67,7 +68,7 @@ class Case:
             return "fcfs"
         options = {"hysteresis": LeapOptions().hysteresis, **self.leap, "levers": "+".join(self.leap["levers"])}
         if "aging_rate" not in options:
-            options.setdefault("aging", AGING)
+            options.setdefault("aging", DEFAULT_AGING)
         slots = options.pop("decode_slots", None)
         assert slots is None or slots <= self.setup.max_num_seqs
         name = "score:given:" if self.read is None else "leap:rls=off,"

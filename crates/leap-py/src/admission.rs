@@ -1,7 +1,7 @@
 use crate::error::to_py;
 use crate::order::PyRemainingTable;
-use leap::levers::admission::{KvGrowth, Request};
-use leap::levers::aging::{Aging, Arrival};
+use leap::levers::admission::{KvGrowth, RECOMPUTE_SHARE, Request};
+use leap::levers::aging::{AGING, Aging, Arrival};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -138,6 +138,8 @@ impl AgingClock {
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add("DEFAULT_AGING", AGING)?;
+    m.add("DEFAULT_RECOMPUTE_SHARE", RECOMPUTE_SHARE)?;
     m.add_class::<Admission>()?;
     m.add_class::<AgingClock>()
 }

@@ -11,11 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from leap_rs._leap import AgingClock, ConfigError
+from leap_rs._leap import DEFAULT_AGING, DEFAULT_RECOMPUTE_SHARE, AgingClock, ConfigError
 
 LEVERS = ("queue", "slots", "evict", "admission")
 Lever = Literal["queue", "slots", "evict", "admission"]
-AGING = 2.1
 _KEY, _ASIDE = "leap", "leap_options"
 
 Count = Annotated[int, Field(ge=1, lt=2**32)]
@@ -70,12 +69,12 @@ class LeapOptions(_Options):
     order: Literal["gittins", "survival", "countdown", "fcfs"] = "gittins"
     objective: Literal["ptl", "e2el"] = "ptl"
     aging: NonNegative | None = None
-    """By how many e-foldings a request has risen when it has waited for the standing wait; none: 2.1, unless by the second."""
+    """By how many e-foldings a request has risen when it has waited for the standing wait; none: `DEFAULT_AGING`, unless by the second."""
     aging_rate: NonNegative | None = None
     """The same in e-foldings a second."""
     memory_weight: NonNegative = 1.0
     """Weight of the KV term in the keys of queue and evict; the slots have none."""
-    recompute_share: Annotated[float, Field(ge=0.0001, le=0.5)] = 0.01
+    recompute_share: Annotated[float, Field(ge=0.0001, le=0.5)] = DEFAULT_RECOMPUTE_SHARE
     """Share of the computed tokens that admission control lets be computed again because somebody was preempted."""
     wait_cap_steps: Count | None = None
     wait_cap_s: Positive | None = None
@@ -119,7 +118,7 @@ class LeapOptions(_Options):
         """A clock of the aging in force."""
         if self.aging_rate is not None:
             return AgingClock(per_second=self.aging_rate)
-        return AgingClock(per_wait=AGING if self.aging is None else self.aging)
+        return AgingClock(per_wait=DEFAULT_AGING if self.aging is None else self.aging)
 
 
 def given(vllm_config: Any) -> object:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from leap_rs._leap import ConfigError
+from leap_rs._leap import DEFAULT_AGING, DEFAULT_RECOMPUTE_SHARE, ConfigError
 from leap_rs.replay.options import AGING
 from leap_rs.replay.seats import WORTH
 
@@ -22,11 +22,11 @@ LEVER_SETS = (
     ("queue", "slots", "evict"),
 )
 ORDERS = ("gittins:ptl", "gittins:e2el", "survival", "countdown")
-# e-foldings a standing wait, the default's power of two and those about it.
-AGINGS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+# e-foldings a standing wait, the default and those about it.
+AGINGS = (0.0, 0.5, 1.0, DEFAULT_AGING, 4.0, 8.0)
 MEMORY_WEIGHTS = (1.0, 0.0)
-RECOMPUTE_SHARES = (0.003, 0.01, 0.03)
-USUAL_SHARE = 0.01
+RECOMPUTE_SHARES = (0.003, DEFAULT_RECOMPUTE_SHARE, 0.03)
+USUAL_SHARE = DEFAULT_RECOMPUTE_SHARE
 SWEPT = (*AGING, "decode_slots", "max_num_seqs")
 
 
@@ -97,7 +97,7 @@ def fcfs(max_num_seqs: int) -> Candidate:
 
 def plain_leap(max_num_seqs: int) -> Candidate:
     """The policy `leap` as it is where nobody tunes it and every resident decodes."""
-    return Candidate(("queue", "admission"), "gittins:ptl", 2.0, 1.0, None, max_num_seqs, USUAL_SHARE)
+    return Candidate(("queue", "admission"), "gittins:ptl", DEFAULT_AGING, 1.0, None, max_num_seqs, USUAL_SHARE)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ TRAIN ?= traces/chat.parquet traces/instruct.parquet
 READOUT ?= traces/readout.safetensors
 MODEL ?= .cache/vllm-tests/real
 LOAD ?= 1.2
-# The committed trace is short against the engine: replayed once, it would only fill and drain it.
-REPLAY_ARGS ?= --num-prompts 5000
+# A card whose KV cache is what is short, as on most cards that people have. The committed trace is short against the engine:
+# replayed once, it would only fill and drain it.
+REPLAY_ARGS ?= --engine rtx4090-llama-8b --num-prompts 5000
 GRID_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2

@@ -30,7 +30,8 @@ def traces_module() -> Path:
 def test_default_policies_in_one_table(sharegpt: ReplayResult) -> None:
     summary = sharegpt.summary
     assert summary["policy"].to_list() == [
-        *("fcfs", "sjf-prompt", "hrrn", "las", "mlfq", "leap-paper", "leap", "sjf-oracle", "srpt-oracle")
+        *("fcfs", "fcfs:levers=admission", "sjf-prompt", "hrrn", "las", "mlfq"),
+        *("leap-paper", "leap", "sjf-oracle", "srpt-oracle"),
     ]
     assert any(note.startswith("leap-frozen is left out") for note in sharegpt.notes)
     assert any("state readout learns from zero" in note for note in sharegpt.notes)
@@ -43,7 +44,7 @@ def test_the_oracle_is_best_and_nothing_is_lost(sharegpt: ReplayResult) -> None:
     assert ptl["srpt-oracle"] < 0.7 * ptl["fcfs"]
     counts = sharegpt.requests.group_by("policy", "seed").len()
     assert counts["len"].unique().to_list() == [683]
-    assert counts.height == 9 * 2
+    assert counts.height == 10 * 2
 
 
 def test_metrics_follow_from_the_rows_of_requests(sharegpt: ReplayResult) -> None:
@@ -57,7 +58,7 @@ def test_metrics_follow_from_the_rows_of_requests(sharegpt: ReplayResult) -> Non
     )
     found = means.group_by("policy").mean().drop("seed")
     joined = sharegpt.summary.join(found, on="policy")
-    assert joined.height == 9
+    assert joined.height == 10
     for ours, formula in (
         ("mean_ptl_ms", "ptl"),
         ("mean_ttft_ms", "ttft"),

@@ -16,7 +16,7 @@ from .columns import score_names
 
 LENGTH_TERMS = 3  # a prompt readout on the length terms alone needs no column
 DEFAULT_NAME = "readout.safetensors"
-WITHOUT_PREDICTOR = ("fcfs", "sjf-prompt", "hrrn", "las", "mlfq")
+WITHOUT_PREDICTOR = ("fcfs", "fcfs:levers=admission", "sjf-prompt", "hrrn", "las", "mlfq")
 LEAP = ("leap-frozen", "leap-paper", "leap")
 ORACLES = ("sjf-oracle", "srpt-oracle")
 

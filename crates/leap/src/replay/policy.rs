@@ -133,8 +133,18 @@ impl PolicySpec {
             Rule::SjfPrompt => plain,
             Rule::Hrrn => Self { aging: Aging::PerSecond(0.0), ..plain },
             Rule::Las | Rule::Mlfq => Self { levers: both, ..plain },
-            Rule::SjfOracle => Self { aging: Aging::PerSecond(0.0), memory_weight: 1.0, ..plain },
-            Rule::SrptOracle => Self { levers: both, aging: Aging::PerSecond(0.0), memory_weight: 1.0, ..plain },
+            Rule::SjfOracle => Self {
+                levers: Levers { admission: true, ..queue },
+                aging: Aging::PerSecond(0.0),
+                memory_weight: 1.0,
+                ..plain
+            },
+            Rule::SrptOracle => Self {
+                levers: Levers { admission: true, ..both },
+                aging: Aging::PerSecond(0.0),
+                memory_weight: 1.0,
+                ..plain
+            },
             Rule::LeapFrozen => {
                 Self { levers: slots, aging: Aging::PerSecond(0.0), wait_cap_steps: Some(128), ..plain }
             }

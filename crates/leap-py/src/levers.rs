@@ -53,7 +53,6 @@ struct Planner {
 impl Planner {
     #[new]
     #[pyo3(signature = (*, slots, step_tokens, block_size, groups, max_adapters, hysteresis, wait_cap_steps))]
-    #[expect(clippy::too_many_arguments, reason = "named options of the Python class")]
     fn new(
         slots: usize,
         step_tokens: usize,

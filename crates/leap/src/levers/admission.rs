@@ -15,6 +15,7 @@ pub use super::lengths::KNOWN_LENGTHS;
 use super::margin::Margin;
 pub use super::margin::RECOMPUTE_SHARE;
 use crate::remaining::SurvivalFunction;
+use crate::{Error, Result};
 
 /// Tokens ahead at which the memory to come is looked at.
 pub const AHEAD: [u32; 20] =
@@ -111,11 +112,18 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// For an engine with so many usable KV blocks, of whose computed tokens a `recompute_share` (above 0) may be computed
-    /// again because somebody was preempted.
-    pub fn new(growth: KvGrowth, usable_blocks: u32, recompute_share: f64) -> Self {
+    /// For an engine with so many usable KV blocks, of whose computed tokens a `recompute_share` may be computed again
+    /// because somebody was preempted.
+    ///
+    /// # Errors
+    /// [`Error::Config`] where that share is none: 0, negative, above 1 or not a number.
+    pub fn new(growth: KvGrowth, usable_blocks: u32, recompute_share: f64) -> Result<Self> {
+        if !(recompute_share > 0.0 && recompute_share <= 1.0) {
+            let text = format!("recompute_share: expected a number above 0 and at most 1, got {recompute_share}");
+            return Err(Error::Config(text));
+        }
         let tokens = f64::from(usable_blocks) * f64::from(growth.stride()) / growth.groups.len().max(1) as f64;
-        Self {
+        Ok(Self {
             growth,
             usable_blocks: f64::from(usable_blocks),
             residents: FxHashMap::default(),
@@ -128,7 +136,7 @@ impl Admission {
             holds: 0,
             forecast: None,
             forecasts: Forecasts::default(),
-        }
+        })
     }
 
     /// A request has been admitted.

@@ -98,7 +98,7 @@ impl<'a> Engine<'a> {
         ranker: Ranker<'a>,
         options: &Options,
         control: &'a Control,
-    ) -> Self {
+    ) -> Result<Self> {
         let request = |&row: &u32| Request {
             prompt: trace.prompt_tokens[row as usize],
             output: trace.output_tokens[row as usize],
@@ -115,7 +115,9 @@ impl<'a> Engine<'a> {
             first_token_s: f64::NAN,
             finish_s: f64::NAN,
         };
-        Self {
+        let growth = || KvGrowth::plain(config.block_size);
+        let admission = || Admission::new(growth(), config.usable_blocks(), spec.recompute_share);
+        Ok(Self {
             requests: input.rows.iter().map(request).collect(),
             residents: Vec::new(),
             prefilling: Vec::new(),
@@ -142,9 +144,7 @@ impl<'a> Engine<'a> {
             flights: VecDeque::new(),
             admissions: 0,
             prepended: 0,
-            admission: spec.levers.admission.then(|| {
-                Admission::new(KvGrowth::plain(config.block_size), config.usable_blocks(), spec.recompute_share)
-            }),
+            admission: spec.levers.admission.then(admission).transpose()?,
             held: false,
             tally: Tally::default(),
             recorder: control.timeline.then(Recorder::default),
@@ -157,7 +157,7 @@ impl<'a> Engine<'a> {
             spec,
             ranker,
             control,
-        }
+        })
     }
 
     /// A request comes in that was sent at `at_s`.

@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aging_model import AgingModel, boosted
 from fake_setup import BLOCK, Job, Oracle, Setup, prompt_of
 from fake_worker import FakeEngine, Step
+
+from leap_rs._leap import RemainingTable
 
 LEVERS = (
     ["queue"],
@@ -22,6 +25,19 @@ LEVERS = (
     ["queue", "evict"],
     ["evict"],
     [],
+    ["admission"],
+    ["admission"],
+    ["queue", "admission"],
+    ["queue", "admission"],
+    ["slots", "admission"],
+    ["queue", "slots", "admission"],
+    ["queue", "slots", "evict", "admission"],
+    ["evict", "admission"],
+)
+AGING: tuple[dict[str, float], ...] = (
+    *({"aging_rate": rate} for rate in (0.0, 0.01, 0.05, 1.0)),
+    *({"aging": alpha} for alpha in (0.0, 0.5, 2.0)),
+    {},
 )
 TOLERANCE = 1e-9
 
@@ -38,6 +54,8 @@ class Scenario:
     revisions: list[int] = field(default_factory=list)
     """Steps at which it changes what it predicts of everybody."""
     gate_by_step: bool = True
+    tells: bool = False
+    """Whether the brain says lengths, and not just an order: admission goes by them from the first request on."""
 
     @property
     def leap(self) -> Mapping[str, Any]:
@@ -75,7 +93,9 @@ def draw(seed: int) -> Scenario:
         "mode": "armed",
         "levers": rng.choice(LEVERS),
         "decode_slots": rng.randint(1, max(1, seats * 2 // 3)) if rng.random() < 0.8 else None,
-        "aging_rate": rng.choice([0.0, 0.01, 0.05, 1.0]),
+        **rng.choice(AGING),
+        "order": rng.choice(["gittins", "countdown"]),
+        "recompute_share": rng.choice([0.0001, 0.01, 0.5]),
         "memory_weight": rng.choice([0.0, 1.0]),
         "wait_cap_steps": rng.choice([None, None, None, 1, 4, 16]),
         "wait_cap_s": rng.choice([None, None, 5.0, 30.0]),
@@ -98,7 +118,14 @@ def draw(seed: int) -> Scenario:
     )
     flips = sorted(rng.sample(range(1, 200), rng.randint(0, 4))) if rng.random() < 0.2 else []
     revisions = sorted(rng.sample(range(1, 200), 5)) if rng.random() < 0.3 else []
-    return Scenario(seed, setup, jobs, flips, revisions, gate_by_step=rng.random() < 0.7)
+    return Scenario(seed, setup, jobs, flips, revisions, gate_by_step=rng.random() < 0.7, tells=rng.random() < 0.5)
+
+
+class Teller(Oracle):
+    """Knows the lengths, and tells admission."""
+
+    def table(self, request_id: str) -> RemainingTable:
+        return RemainingTable.of_length(self.lengths[request_id])
 
 
 class Watch:
@@ -113,11 +140,18 @@ class Watch:
         self.steps = 0
         self.checked: Counter[str] = Counter()
         leap = scenario.leap
-        self.rate = leap["aging_rate"]
+        self.rate: float | None = leap.get("aging_rate")
+        self.clock = AgingModel(leap.get("aging", 2.0))
+        # What the clock showed at each arrival, and the mean length by then.
+        self.arrivals: dict[str, tuple[float, float]] = {}
+        self.ended: set[str] = set()
         self.weight = leap["memory_weight"]
         self.slots = min(leap["decode_slots"] or scenario.setup.max_num_seqs, scenario.setup.max_num_seqs)
 
     def __call__(self, engine: FakeEngine, step: Step) -> None:
+        for name, added_s in engine.added_s.items():
+            if name not in self.arrivals:
+                self.arrivals[name] = self.clock.at(added_s), self.clock.mean_tokens
         if self.brain.armed and "slots" in self.scenario.leap["levers"]:
             self.look_at_slots(engine, step)
         else:
@@ -126,6 +160,7 @@ class Watch:
             self.look_at_queue(engine, step)
         for name in step.preempted:
             self.queued_s[name] = step.now
+        self.tick(engine, step)
         # What the brain now does differently the next step shows.
         self.steps += 1
         if self.steps in self.scenario.flips:
@@ -137,12 +172,26 @@ class Watch:
                 for name, length in self.brain.lengths.items()
             }
 
+    def tick(self, engine: FakeEngine, step: Step) -> None:
+        """What the clock is told of a step: who ended before it, and who waits after it."""
+        outcome = engine.outcome
+        ended = [name for name in outcome.reasons if name not in self.ended]
+        self.ended.update(ended)
+        lengths = [len(outcome.tokens[name]) for name in ended if outcome.reasons[name] in ("stop", "length")]
+        waiting = len(engine.queued()) + engine.scheduler.leap_slots.gated_requests
+        self.clock.step(step.now, waiting, len(ended), lengths)
+
     def key(self, engine: FakeEngine, step: Step, name: str, *, weight: float) -> float:
         generated = step.generated[name]
         remaining = self.brain.remaining(name, generated)
         mean = min(remaining, max(engine.jobs[name].max_tokens - generated, 1))
         held = len(engine.jobs[name].prompt) + generated + mean / 2
-        return math.log(remaining) + weight * math.log(max(held, 1)) + self.rate * engine.added_s[name]
+        aged, mean_tokens = self.arrivals[name]
+        if self.rate is not None:
+            aged = self.rate * engine.added_s[name]
+        else:
+            remaining = boosted(remaining, mean_tokens, squared=self.scenario.leap["order"] == "gittins")
+        return math.log(remaining) + weight * math.log(max(held, 1)) + aged
 
     def look_at_slots(self, engine: FakeEngine, step: Step) -> None:
         assert len(step.decoding) <= self.slots
@@ -190,7 +239,7 @@ class Watch:
 
 def play(scenario: Scenario) -> tuple[FakeEngine, Oracle, Watch]:
     """Runs a scenario to its end and checks the end."""
-    brain = Oracle(scenario.jobs)
+    brain = (Teller if scenario.tells else Oracle)(scenario.jobs)
     engine = FakeEngine(scenario.setup, brain)
     if not scenario.gate_by_step:
         engine.force_old_gate()

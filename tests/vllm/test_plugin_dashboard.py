@@ -21,7 +21,8 @@ PAGE = (REPOSITORY / "docs" / "metrics.md").read_text(encoding="utf-8")
 DASHBOARD = json.loads((REPOSITORY / "dashboards" / "leap-rs.json").read_text(encoding="utf-8"))
 PANELS = DASHBOARD["panels"]
 FUNCTIONS = {
-    *("sum", "rate", "increase", "deriv", "histogram_quantile", "max_over_time", "absent_over_time"),
+    *("sum", "rate", "increase", "deriv", "histogram_quantile", "max_over_time", "avg_over_time"),
+    "absent_over_time",
     "and",
 }
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]

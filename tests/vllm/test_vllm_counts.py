@@ -63,7 +63,7 @@ class Counts:
         # What vLLM itself shows as `num_requests_waiting_by_reason{reason="deferred"}`.
         assert shown["blocked_requests"] == engine.scheduler.make_stats().num_skipped_waiting_reqs
         for name, value in shown.items():
-            self.most[name] = max(self.most[name], int(value))
+            self.most[name] = max(self.most[name], int(value) if math.isfinite(value) else 0)
 
     def key(self, engine: FakeEngine, step: Step, name: str) -> tuple[float, int]:
         return math.log(self.brain.remaining(name, step.generated[name])), list(engine.jobs).index(name)
@@ -199,7 +199,8 @@ def test_in_vllms_own_order_nothing_is_counted(async_scheduling: bool, order: st
     brain = Measured(jobs, armed=order == "fcfs")
     play(jobs, Setup(max_num_seqs=8, async_scheduling=async_scheduling, leap=leap), brain, Counts(brain))
     shown = {name: brain.metrics.get(*name) for name in OF_THE_SCHEDULER}
-    assert shown == {name: name == ("mode", "shadow") for name in OF_THE_SCHEDULER}
+    assert math.isnan(shown.pop(("kv_peak_ratio", "")))
+    assert shown == {name: name == ("mode", "shadow") for name in shown}
 
 
 @BOTH
@@ -242,7 +243,9 @@ def test_each_metric_has_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(MetricsWriter, method, write)
     jobs = jobs_of(60, 12)
-    engine = FakeEngine(Setup(max_num_seqs=8, leap={**LEAP, "decode_slots": 2, "wait_cap_steps": 3}), brain)
+    # So few blocks that some lose theirs and others are held back.
+    setup = Setup(max_num_seqs=8, blocks=14, prefix_caching=False)
+    engine = FakeEngine(replace(setup, leap={**LEAP, "decode_slots": 2, "wait_cap_steps": 3}), brain)
     engine.run(jobs)
     engine.check_end()
     brain.settle()

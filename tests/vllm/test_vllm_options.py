@@ -11,7 +11,7 @@ import pytest
 
 import leap_rs
 from leap_rs import ConfigError
-from leap_rs.vllm.options import LeapOptions, parse
+from leap_rs.vllm.options import LEVERS, LeapOptions, parse
 
 
 def test_absent_options_are_none_and_an_empty_object_is_the_defaults() -> None:
@@ -21,8 +21,8 @@ def test_absent_options_are_none_and_an_empty_object_is_the_defaults() -> None:
     options = parse({"leap": {}})
     assert options == LeapOptions()
     assert options is not None
-    assert (options.levers, options.mode, options.decode_slots) == (("queue", "slots"), "auto", None)
-    assert (options.aging_rate, options.memory_weight, options.order) == (0.05, 1.0, "gittins")
+    assert (options.levers, options.mode, options.decode_slots) == (("queue", "admission"), "auto", None)
+    assert (options.memory_weight, options.order, options.recompute_share) == (1.0, "gittins", 0.01)
 
 
 @pytest.mark.parametrize("levers", [["slots", "queue"], "queue+slots", "queue, slots", ("queue", "slots", "queue")])
@@ -34,10 +34,43 @@ def test_levers_are_a_set_however_they_are_written(levers: object) -> None:
     assert not options.has("evict")
 
 
-def test_order_fcfs_acts_nowhere() -> None:
-    options = parse({"leap": {"levers": ["queue", "slots", "evict"], "order": "fcfs"}})
+def test_slots_that_are_given_act_unless_the_levers_say_otherwise() -> None:
+    for given, levers in [
+        ({"decode_slots": 8}, ("queue", "slots", "admission")),
+        ({"decode_slots": None}, ("queue", "admission")),
+        ({"decode_slots": 8, "levers": "queue"}, ("queue",)),
+        ({"levers": ["admission", "evict"]}, ("evict", "admission")),
+        ({"levers": []}, ()),
+    ]:
+        options = parse({"leap": given})
+        assert options is not None
+        assert options.levers == levers
+
+
+def test_order_fcfs_acts_nowhere_but_in_admission() -> None:
+    options = parse({"leap": {"levers": ["queue", "slots", "evict", "admission"], "order": "fcfs"}})
     assert options is not None
-    assert not any(options.has(lever) for lever in ("queue", "slots", "evict"))
+    assert [lever for lever in LEVERS if options.has(lever)] == ["admission"]
+    without = parse({"leap": {"levers": ["queue"], "order": "fcfs"}})
+    assert without is not None
+    assert not without.has("admission")
+
+
+@pytest.mark.parametrize(
+    ("given", "a_second"), [({}, 2.0), ({"aging": 3}, 3.0), ({"aging": 0}, 0.0), ({"aging_rate": 0.5}, 0.5)]
+)
+def test_the_clock_is_that_of_the_aging_in_force(given: dict[str, float], a_second: float) -> None:
+    """A wait that is no queue counts as one second, so that both kinds of aging are the same there."""
+    options = parse({"leap": given})
+    assert options is not None
+    clock = options.clock()
+    assert clock.at(7.0) == pytest.approx(7 * a_second)
+    # After 10 s in which one a second has ended, 100 wait: of the two only the relative one goes by that.
+    for second in range(1, 11):
+        clock.finished(50)
+        clock.step(float(second), 100 if second == 10 else 0)
+    slower = clock.at(11.0) - clock.at(10.0)
+    assert slower == pytest.approx(a_second) if "aging_rate" in given else slower <= a_second / 50
 
 
 def test_json_of_a_command_line_is_read_whole() -> None:
@@ -84,11 +117,16 @@ def test_what_the_search_prints_can_be_pasted() -> None:
     ("leap", "parts"),
     [
         ({"lever": ["queue"]}, ("lever: no such option", "levers", "state_dir")),
-        ({"levers": ["queues"]}, ("levers: unknown lever 'queues'", "queue, slots, evict")),
+        ({"levers": ["queues"]}, ("levers: unknown lever 'queues'", "queue, slots, evict, admission")),
+        ({"levers": 3}, ("levers:", "got 3")),
         ({"decode_slots": 0}, ("decode_slots:", "got 0")),
         ({"mode": "on"}, ("mode:", "'shadow'", "got 'on'")),
         ({"aging_rate": -1}, ("aging_rate:", "got -1")),
         ({"aging_rate": float("nan")}, ("aging_rate:",)),
+        ({"aging": -1}, ("aging:", "got -1")),
+        ({"aging": 2, "aging_rate": 0.05}, ("aging (a standing wait) and aging_rate (a second) exclude each other",)),
+        ({"recompute_share": 0}, ("recompute_share:", "got 0")),
+        ({"recompute_share": 0.6}, ("recompute_share:", "got 0.6")),
         ({"evict_factor": 0.5}, ("evict_factor:", "got 0.5")),
         ({"rls": {"lamda": 1}}, ("rls.lamda: no such option", "lambda")),
         ({"rls": {"batch": 0}}, ("rls.batch:",)),
@@ -102,6 +140,7 @@ def test_a_wrong_option_is_one_line_that_names_it(leap: object, parts: tuple[str
     text = str(caught.value)
     assert text.startswith("additional_config: leap: ")
     assert "\n" not in text
+    assert ": :" not in text
     for part in parts:
         assert part in text
 

@@ -47,6 +47,9 @@ def test_the_scenarios_reach_what_they_are_for() -> None:
         seen["queue promotions"] += engine.scheduler.leap_promotions
         seen["aborts"] += sum(reason == "abort" for reason in engine.outcome.reasons.values())
         seen["adapter waits"] += engine.scheduler.leap_adapter_waits
+        if engine.scheduler.leap_room is not None:
+            assert engine.scheduler.leap_room.fault is None
+            seen["holds"] += engine.scheduler.leap_room.core.holds
     for what in (
         "slots",
         "queue",
@@ -57,6 +60,7 @@ def test_the_scenarios_reach_what_they_are_for() -> None:
         "queue promotions",
         "aborts",
         "adapter waits",
+        "holds",
     ):
         assert seen[what] >= 5, f"{what}: {seen}"
 
@@ -70,16 +74,27 @@ def unarmed(scenario: Scenario, leap: dict[str, object] | None) -> Outcome:
 
 @pytest.mark.parametrize("seed", range(0, SCENARIOS, 2))
 def test_in_shadow_the_schedule_is_that_of_stock_vllm_step_for_step(seed: int) -> None:
+    """So it is in auto before it is armed, but for admission, which waits for no readout."""
     scenario = draw(seed)
     stock = unarmed(scenario, None)
-    shadow = unarmed(scenario, {**scenario.leap, "mode": "auto"})
-    assert [list(step.scheduled.items()) for step in shadow.steps] == [
-        list(step.scheduled.items()) for step in stock.steps
-    ]
-    assert shadow == stock
+    levers = [lever for lever in scenario.leap["levers"] if lever != "admission"]
+    for options in ({"mode": "shadow"}, {"mode": "auto", "levers": levers}):
+        ours = unarmed(scenario, {**scenario.leap, **options})
+        assert [list(step.scheduled.items()) for step in ours.steps] == [
+            list(step.scheduled.items()) for step in stock.steps
+        ]
+        assert ours == stock
 
 
-@pytest.mark.parametrize("leap", [{"mode": "shadow"}, {"mode": "armed", "order": "fcfs"}, {"levers": []}])
+@pytest.mark.parametrize(
+    "leap",
+    [
+        {"mode": "shadow"},
+        {"mode": "shadow", "levers": ["admission"]},
+        {"mode": "armed", "order": "fcfs", "levers": ["queue", "slots", "evict"], "decode_slots": 2},
+        {"levers": []},
+    ],
+)
 def test_modes_without_an_order_are_stock_vllm_even_if_the_brain_is_armed(leap: dict[str, object]) -> None:
     for seed in range(10):
         scenario = draw(seed)

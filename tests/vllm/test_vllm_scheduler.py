@@ -99,7 +99,7 @@ def test_what_was_learned_is_saved_when_all_requests_are_ended() -> None:
 
 def test_without_the_plugins_options_its_defaults_hold_and_nothing_is_armed() -> None:
     engine = FakeEngine(Setup(leap={}), None)
-    assert engine.scheduler.leap_options.levers == ("queue", "slots")
+    assert engine.scheduler.leap_options.levers == ("queue", "admission")
     assert isinstance(engine.scheduler.leap._brain, OnlineBrain)
     assert engine.scheduler.leap.armed is False
     engine.scheduler.leap.close()

@@ -27,7 +27,6 @@ def slots_of(ranker: Ranker, options: LeapOptions, slots: int, max_adapters: int
         block_size=16,
         groups=2,
         max_adapters=max_adapters,
-        aging_rate=options.aging_rate,
         hysteresis=options.hysteresis,
         wait_cap_steps=options.wait_cap_steps,
     )

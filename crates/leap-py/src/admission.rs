@@ -17,9 +17,10 @@ fn request(prompt: u32, cap: u32, shared_blocks: u32, table: Option<&PyRemaining
 #[pymethods]
 impl Admission {
     #[new]
-    fn new(groups: Vec<(u32, Option<u32>)>, usable_blocks: u32, recompute_share: f64) -> Self {
+    fn new(groups: Vec<(u32, Option<u32>)>, usable_blocks: u32, recompute_share: f64) -> PyResult<Self> {
         let growth = KvGrowth::of_groups(groups);
-        Self { inner: leap::levers::admission::Admission::new(growth, usable_blocks, recompute_share) }
+        let inner = leap::levers::admission::Admission::new(growth, usable_blocks, recompute_share);
+        Ok(Self { inner: inner.map_err(to_py)? })
     }
 
     #[pyo3(signature = (id, *, prompt, cap, shared_blocks, table))]
@@ -103,7 +104,7 @@ impl AgingClock {
             (None, Some(rate)) => Aging::PerSecond(rate),
             _ => return Err(to_py(leap::Error::Config("expected either per_wait or per_second".into()))),
         };
-        Ok(Self { inner: leap::levers::aging::AgingClock::new(aging) })
+        Ok(Self { inner: leap::levers::aging::AgingClock::new(aging).map_err(to_py)? })
     }
 
     fn at(&self, time_s: f64) -> f64 {

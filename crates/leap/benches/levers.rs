@@ -27,7 +27,7 @@ fn lengths(rng: &mut ChaCha8Rng) -> Arc<SurvivalFunction> {
 
 fn admission(_: &mut Criterion) {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let mut room = Admission::new(KvGrowth::plain(BLOCK), 60_000, RECOMPUTE_SHARE);
+    let mut room = Admission::new(KvGrowth::plain(BLOCK), 60_000, RECOMPUTE_SHARE).expect("a share");
     let mut prompts = Vec::new();
     for id in 0..RESIDENTS {
         let prompt = rng.random_range(1..2_000u32);

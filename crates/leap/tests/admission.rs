@@ -16,7 +16,7 @@ fn request(prompt: u32, length: Option<Arc<SurvivalFunction>>) -> Request {
 }
 
 fn admission(blocks: u32) -> Admission {
-    Admission::new(KvGrowth::plain(16), blocks, RECOMPUTE_SHARE)
+    Admission::new(KvGrowth::plain(16), blocks, RECOMPUTE_SHARE).unwrap()
 }
 
 #[test]
@@ -69,11 +69,19 @@ fn blocks_that_others_hold_are_not_its_own() {
 }
 
 #[test]
+fn a_share_that_is_none_is_refused() {
+    for share in [0.0, -0.1, 1.1, f64::NAN] {
+        let refused = Admission::new(KvGrowth::plain(16), 10, share).unwrap_err();
+        assert!(refused.to_string().starts_with("recompute_share: "), "{refused}");
+    }
+}
+
+#[test]
 fn a_window_bounds_what_a_group_grows_into() {
     // Two groups of 16-token blocks, one of which never holds more than 10: at 1,024 ahead 71 + 10 blocks each.
     let growth = KvGrowth::of_groups([(16, None), (16, Some(10))]);
     for (blocks, fits) in [(162, true), (161, false)] {
-        let mut room = Admission::new(growth.clone(), blocks, RECOMPUTE_SHARE);
+        let mut room = Admission::new(growth.clone(), blocks, RECOMPUTE_SHARE).unwrap();
         room.admitted(1, request(104, certain(1_200)));
         room.progressed(1, 0);
         assert_eq!(room.has_room(&request(104, certain(1_200)), 0), fits, "{blocks} blocks");

@@ -8,7 +8,7 @@ use proptest::test_runner::RngSeed;
 #[test]
 fn one_standing_wait_is_worth_alpha() {
     // A request a second ends and 40 wait, for long enough that the mean knows it: a wait of 40 s.
-    let mut clock = AgingClock::new(Aging::PerWait(2.0));
+    let mut clock = AgingClock::new(Aging::PerWait(2.0)).unwrap();
     for second in 1..600 {
         clock.finished(Some(100));
         clock.step(f64::from(second), 40);
@@ -20,17 +20,26 @@ fn one_standing_wait_is_worth_alpha() {
 
 #[test]
 fn without_a_queue_it_goes_by_the_second() {
-    let mut clock = AgingClock::new(Aging::PerWait(2.0));
+    let mut clock = AgingClock::new(Aging::PerWait(2.0)).unwrap();
     clock.finished(None);
     clock.step(5.0, 0);
     assert_eq!(clock.at(8.0) - clock.at(5.0), 6.0);
-    let plain = AgingClock::new(Aging::PerSecond(0.05));
+    let plain = AgingClock::new(Aging::PerSecond(0.05)).unwrap();
     assert_eq!(plain.at(8.0), 0.05 * 8.0);
 }
 
 #[test]
+fn a_rate_that_is_none_is_refused() {
+    for rate in [-1.0, f64::NAN, f64::INFINITY] {
+        for (aging, name) in [(Aging::PerWait(rate), "aging: "), (Aging::PerSecond(rate), "aging_rate: ")] {
+            assert!(AgingClock::new(aging).unwrap_err().to_string().starts_with(name));
+        }
+    }
+}
+
+#[test]
 fn steps_in_which_nothing_came_or_went_change_nothing() {
-    let mut every = AgingClock::new(Aging::PerWait(3.0));
+    let mut every = AgingClock::new(Aging::PerWait(3.0)).unwrap();
     let mut once = every.clone();
     for clock in [&mut every, &mut once] {
         clock.finished(Some(7));
@@ -42,7 +51,7 @@ fn steps_in_which_nothing_came_or_went_change_nothing() {
 
 #[test]
 fn the_boost_leaves_short_ones_alone_and_flattens_long_ones() {
-    let mut clock = AgingClock::new(Aging::PerWait(2.0));
+    let mut clock = AgingClock::new(Aging::PerWait(2.0)).unwrap();
     [50, 150].into_iter().for_each(|tokens| clock.finished(Some(tokens)));
     clock.step(0.0, 0);
     let arrival = clock.arrival(0.0);
@@ -56,9 +65,9 @@ fn the_boost_leaves_short_ones_alone_and_flattens_long_ones() {
     let squared = clock.boosted(100.0 * 100.0, arrival, true);
     assert!((squared - 1110.97).abs() < 0.01, "{squared}");
     // Nobody knows a mean before the first has ended.
-    let unknown = AgingClock::new(Aging::PerWait(2.0));
+    let unknown = AgingClock::new(Aging::PerWait(2.0)).unwrap();
     assert_eq!(unknown.boosted(123.0, unknown.arrival(0.0), true), 123.0);
-    let by_the_second = AgingClock::new(Aging::PerSecond(1.0));
+    let by_the_second = AgingClock::new(Aging::PerSecond(1.0)).unwrap();
     assert_eq!(by_the_second.boosted(123.0, arrival, true), 123.0);
 }
 
@@ -79,7 +88,7 @@ proptest! {
         alpha in 0.1..5.0_f64,
         at in 0.0..1.0_f64,
     ) {
-        let mut clock = AgingClock::new(Aging::PerWait(alpha));
+        let mut clock = AgingClock::new(Aging::PerWait(alpha)).unwrap();
         let arrives = (at * steps.len() as f64) as usize;
         let (mut now, mut longest_wait_s) = (0.0, 1.0_f64);
         let (mut earlier, mut arrived_s) = (clock.arrival(0.0), 0.0);

@@ -7,7 +7,8 @@ request it goes by the lengths that have finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vllm.v1.request import RequestStatus
@@ -59,6 +60,7 @@ class Room:
         self._held = False
         self._asked: tuple[str, int] | None = None
         self._answer = True
+        self._shown: tuple[int, float] = (0, math.nan)
         self.fault: str | None = None
 
     # Between the steps.
@@ -68,16 +70,24 @@ class Room:
         number = self._inside.pop(request.request_id, None)
         if number is None:
             return
-        if preempted:
-            self.core.preempted(number)
-        else:
-            self.core.left(number)
+        self._try(self.core.preempted if preempted else self.core.left, number)
+
+    def finished(self, tokens: int) -> None:
+        """A request has finished with so many tokens."""
+        self._try(self.core.finished, tokens)
 
     def learned(self, request_id: str) -> None:
         """More is known of a request's length."""
         number = self._inside.get(request_id)
         if number is not None:
-            self.core.learned(number, self._ranker.table(request_id))
+            self._try(self.core.learned, number, self._ranker.table(request_id))
+
+    def shown(self) -> tuple[int, float]:
+        """Steps in which the first was held back, and what was held over what was predicted; NaN while unknown."""
+        if self.fault is None:
+            ratio = self.core.peak_ratio
+            self._shown = self.core.holds, math.nan if ratio is None else ratio
+        return self._shown
 
     # In a step.
 
@@ -88,8 +98,8 @@ class Room:
     def end(self, computed: int, recomputed: int) -> None:
         """It has ended, with so many tokens."""
         self._in_step = False
-        self._try(self._enter, None)
-        self.core.stepped(computed, recomputed)
+        self._try(self._enter)
+        self._try(self.core.stepped, computed, recomputed)
 
     def lets_in(self, head: Any) -> bool:
         """Whether vLLM may look at the head of a queue. Outside of its step it always may."""
@@ -97,20 +107,21 @@ class Room:
             return True
         place = head.request_id, len(self._scheduler.running)
         if place != self._asked:
-            self._answer = bool(self._try(lambda: self._ask(head), True))
+            answer = self._try(self._ask, head)
+            self._answer = self.fault is not None or bool(answer)
             self._asked = place
         return self._answer
 
-    def _try(self, call: Any, otherwise: Any) -> Any:
+    def _try(self, call: Callable[..., Any], *arguments: Any) -> Any:
         if self.fault is not None:
-            return otherwise
+            return None
         try:
-            return call()
+            return call(*arguments)
         except Exception as error:
             # Serving matters more than memory: from here on vLLM admits as it does by itself.
             self.fault = f"{type(error).__name__}: {error}"
             LOG.exception("leap: admission control failed, so vLLM admits whatever fits at the moment from now on")
-            return otherwise
+            return None
 
     def _ask(self, head: Any) -> bool:
         running = self._scheduler.running
@@ -132,7 +143,7 @@ class Room:
             return self.core.has_room(
                 prompt=head.num_prompt_tokens,
                 generated=made,
-                cap=head.max_tokens,
+                cap=self._cap(head),
                 shared_blocks=shared_blocks,
                 table=table,
             )
@@ -174,7 +185,7 @@ class Room:
             self.core.admitted(
                 live.number,
                 prompt=request.num_prompt_tokens,
-                cap=request.max_tokens,
+                cap=self._cap(request),
                 shared_blocks=self._shared(request),
                 table=self._ranker.table(request.request_id),
             )
@@ -182,6 +193,10 @@ class Room:
             lives = [self._ranker.live(request) for request in fresh]
             tokens = [generated(request, live) for request, live in zip(fresh, lives, strict=True)]
             self.core.progressed([live.number for live in lives], tokens)
+
+    def _cap(self, request: Any) -> int:
+        """Tokens that a request stops at: a client may ask for more than the context has."""
+        return int(min(request.max_tokens, max(self._scheduler.max_model_len - request.num_prompt_tokens, 1)))
 
     def _relearn(self, running: Sequence[Any]) -> None:
         version = self._ranker.version

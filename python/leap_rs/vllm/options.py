@@ -159,4 +159,5 @@ def _first(error: ValidationError) -> str:
     if first["type"] != "value_error":
         shown: Any = first["input"]
         message = f"{message[0].lower()}{message[1:]}, got {shown!r}"
-    return f"{name}: {message}"
+    # What is wrong between options says their names itself.
+    return f"{name}: {message}" if name else message

@@ -175,7 +175,7 @@ class _Levers:
         if self.leap_room is not None:
             self.leap_room.left(request, preempted=False)
             if ended is not None:
-                self.leap_room.core.finished(ended)
+                self.leap_room.finished(ended)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
@@ -310,9 +310,7 @@ class _Levers:
         put_off = self.skipped_waiting if self._leap_engine.skipped_queue else getattr(self, "deferred_waiting", ())
         slots, armed = self.leap_slots, self._leap_armed
         promotions, evictions = slots.promotions + self.leap_promotions, self.leap_evict.evicted
-        holds, ratio = 0, math.nan
-        if self.leap_room is not None:
-            holds, ratio = self.leap_room.core.holds, self.leap_room.core.peak_ratio or math.nan
+        holds, ratio = self.leap_room.shown() if self.leap_room is not None else (0, math.nan)
         counts: tuple[float, ...] = (
             not armed,
             armed,

@@ -183,10 +183,12 @@ class WaitingQueue:
                 self._queue.rekey(number, rank.remaining, memory_tokens=rank.memory_tokens)
 
     def _first_of_all(self) -> Any:
-        """Whom vLLM would look at next: by key the first of both queues, else the first of this one."""
-        queues = (self, *self.beside) if self.armed else (self,)
-        heads = [(head, queue) for queue in queues if (head := queue.head()) is not None]
-        return (min(heads, key=lambda pair: pair[0])[1] if heads else self).peek_request()
+        """Whom vLLM would look at next: by key the first of both queues, else of those that it skipped before."""
+        queues = (self, *self.beside)
+        if self.armed:
+            heads = [(head, queue) for queue in queues if (head := queue.head()) is not None]
+            return min(heads, key=lambda pair: pair[0])[1].peek_request()
+        return next((queue for queue in queues if queue._holders_first and len(queue) > 0), self).peek_request()
 
     def _first_by_key(self) -> tuple[float, int] | None:
         if not self._entries:

@@ -17,6 +17,7 @@ pub use super::lengths::KNOWN_LENGTHS;
 use super::margin::Margin;
 pub use super::margin::RECOMPUTE_SHARE;
 use crate::remaining::SurvivalFunction;
+use crate::{Error, Result};
 
 /// What a look at a resident needs to know whether anything has changed, apart from all else: it is taken of everybody.
 #[derive(Clone, Copy, Debug)]
@@ -68,10 +69,17 @@ struct Forecast {
 }
 
 impl Admission {
-    /// For an engine with so many usable KV blocks, of whose computed tokens a `recompute_share` (above 0) may be computed
-    /// again because somebody was preempted.
-    pub fn new(growth: KvGrowth, usable_blocks: u32, recompute_share: f64) -> Self {
-        Self {
+    /// For an engine with so many usable KV blocks, of whose computed tokens a `recompute_share` may be computed again
+    /// because somebody was preempted.
+    ///
+    /// # Errors
+    /// [`Error::Config`] where that share is none: 0, negative, above 1 or not a number.
+    pub fn new(growth: KvGrowth, usable_blocks: u32, recompute_share: f64) -> Result<Self> {
+        if !(recompute_share > 0.0 && recompute_share <= 1.0) {
+            let text = format!("recompute_share: expected a number above 0 and at most 1, got {recompute_share}");
+            return Err(Error::Config(text));
+        }
+        Ok(Self {
             margin: Margin::new(growth.tokens(usable_blocks), recompute_share),
             growth,
             usable_blocks: f64::from(usable_blocks),
@@ -87,7 +95,7 @@ impl Admission {
             forecast: None,
             predicted: 0.0,
             came: 0.0,
-        }
+        })
     }
 
     /// A request has been admitted.

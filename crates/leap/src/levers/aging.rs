@@ -1,6 +1,8 @@
 //! Aging: by how much a request has risen for having waited, on a clock that all requests share. All keys fall at one
 //! rate at any moment, so that a key is fixed when a request arrives and no queue is ever sorted anew.
 
+use crate::Result;
+use crate::queue::not_negative;
 use serde::Serialize;
 
 /// Seconds over which completions are averaged.
@@ -67,12 +69,15 @@ pub struct AgingClock {
 
 impl AgingClock {
     /// A clock that starts at 0.
-    pub fn new(aging: Aging) -> Self {
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) where the rate is negative or not finite.
+    pub fn new(aging: Aging) -> Result<Self> {
         let rate = match aging {
-            Aging::PerSecond(rate) => rate,
-            Aging::PerWait(alpha) => alpha / SHORTEST_WAIT_S,
+            Aging::PerSecond(rate) => not_negative("aging_rate", rate)?,
+            Aging::PerWait(alpha) => not_negative("aging", alpha)? / SHORTEST_WAIT_S,
         };
-        Self {
+        Ok(Self {
             aging,
             value: 0.0,
             since_s: 0.0,
@@ -83,7 +88,7 @@ impl AgingClock {
             lengths: 0.0,
             tokens: 0.0,
             mean_tokens: f64::INFINITY,
-        }
+        })
     }
 
     /// V at `time_s`, which is not before the last step.

@@ -270,7 +270,7 @@ impl AgingQueue {
     }
 }
 
-fn not_negative(name: &str, value: f64) -> Result<f64> {
+pub(crate) fn not_negative(name: &str, value: f64) -> Result<f64> {
     if value.is_finite() && value >= 0.0 {
         Ok(value)
     } else {

@@ -78,7 +78,7 @@ impl<'a> Engine<'a> {
         ranker: Ranker<'a>,
         options: &Options,
         control: &'a Control,
-    ) -> Self {
+    ) -> Result<Self> {
         let request = |&row: &u32| Request {
             prompt: trace.prompt_tokens[row as usize],
             output: trace.output_tokens[row as usize],
@@ -95,7 +95,9 @@ impl<'a> Engine<'a> {
             first_token_s: f64::NAN,
             finish_s: f64::NAN,
         };
-        Self {
+        let growth = || KvGrowth::plain(config.block_size);
+        let admission = || Admission::new(growth(), config.usable_blocks(), spec.recompute_share);
+        Ok(Self {
             requests: input.rows.iter().map(request).collect(),
             seats: Seats::default(),
             decoding: DecodeSet::new(input.len(), config.block_size),
@@ -107,9 +109,7 @@ impl<'a> Engine<'a> {
             delayed: VecDeque::new(),
             flights: VecDeque::new(),
             prepended: 0,
-            admission: spec.levers.admission.then(|| {
-                Admission::new(KvGrowth::plain(config.block_size), config.usable_blocks(), spec.recompute_share)
-            }),
+            admission: spec.levers.admission.then(admission).transpose()?,
             held: false,
             tally: Tally::default(),
             written: Written::new(control),
@@ -121,7 +121,7 @@ impl<'a> Engine<'a> {
             spec,
             ranker,
             control,
-        }
+        })
     }
 
     /// A request comes in that was sent at `at_s`.

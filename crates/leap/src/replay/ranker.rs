@@ -122,7 +122,7 @@ impl<'a> Ranker<'a> {
             first,
             finished: 0,
             finished_tokens: 0,
-            clock: AgingClock::new(spec.aging),
+            clock: AgingClock::new(spec.aging)?,
             arrivals: vec![Arrival { aged: 0.0, mean_tokens: f64::INFINITY }; input.len()],
             spec,
             trace,

@@ -39,7 +39,7 @@ pub fn simulate(
     let budget = options.output_budget(trace, readouts);
     let engine = |_| {
         let ranker = Ranker::new(spec, trace, input, readouts, Rc::clone(&predicted), budget)?;
-        Ok(Engine::new(trace, input, config, spec, ranker, options, control))
+        Engine::new(trace, input, config, spec, ranker, options, control)
     };
     let engines: Vec<Engine> = (0..config.data_parallel_size).map(engine).collect::<Result<_>>()?;
     let ranks = Ranks {

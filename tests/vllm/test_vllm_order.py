@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from stand_ins import Clock, Lengths, StandIn, options_of, ranker_of
 
+from leap_rs._leap import RemainingTable
 from leap_rs.vllm.brain import Brain, Watcher
 from leap_rs.vllm.order import Ranker
 
@@ -33,6 +34,76 @@ def test_a_key_is_the_formula() -> None:
     clock.now = 9.0
     # 120 - 20 generated leave 100.
     assert ranker.key(request) == pytest.approx(math.log(100) + 0.5 * math.log(200 + 20 + 50) + 0.1 * 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "unit"),
+    [
+        ({"aging": 2, "order": "countdown"}, 100.0),
+        ({"order": "gittins", "objective": "e2el"}, 100.0),
+        ({"aging": 0.5, "order": "gittins", "objective": "ptl"}, 100.0**2),
+        ({"aging": 2, "order": "survival", "objective": "ptl"}, 100.0),
+        ({"aging_rate": 2, "order": "countdown"}, math.inf),
+    ],
+)
+def test_relative_aging_flattens_what_is_long_against_the_mean_at_arrival(options: dict[str, Any], unit: float) -> None:
+    clock = Clock()
+    lengths = {"a": 30, "b": 300, "c": 30_000, "first": 9}
+    ranker, _ = ranker_of(Lengths(lengths), clock, memory_weight=0, **options)
+    ended = StandIn("first", num_output_tokens=100, reason=Finish.STOP)
+    # As long as nothing is known of lengths they are compared as they are.
+    ranker.arrived(ended)
+    early = StandIn("c", max_tokens=10**6)
+    ranker.arrived(early)
+    assert ranker.ln_remaining([early], [ranker.live(early)]) == pytest.approx([math.log(30_000)])
+    ranker.finished(ended)
+    ranker.aging.step(1.0, 0)
+    clock.now = 3.0
+    requests = [StandIn("a", max_tokens=10**6), StandIn("b", max_tokens=10**6)]
+    for request in requests:
+        ranker.arrived(request)
+    requests.append(early)
+    lives = [ranker.live(request) for request in requests]
+    # u / c (1 - exp(-c x / u)) with c = 6; the early one has no mean to be compared with.
+    share = unit / 6
+    expected = [math.log(x if math.isinf(unit) else share * (1 - math.exp(-x / share))) for x in (30, 300)] + [
+        math.log(30_000)
+    ]
+    assert ranker.ln_remaining(requests, lives) == pytest.approx(expected)
+    # Nobody waits, so that a second is worth alpha.
+    rate = options.get("aging_rate", options.get("aging", 2.0))
+    assert [live.aged for live in lives] == pytest.approx([3 * rate, 3 * rate, 0.0])
+    assert ranker.key(requests[0]) == pytest.approx(expected[0] + 3 * rate)
+
+
+def test_only_ends_that_say_something_of_a_length_count_for_the_mean() -> None:
+    clock = Clock()
+    ranker, _ = ranker_of(Lengths({}), clock)
+    for number, (tokens, reason) in enumerate([(100, Finish.STOP), (7, Finish.ABORT), (0, Finish.STOP), (3, None)]):
+        request = StandIn(f"r{number}", num_output_tokens=tokens, reason=reason)
+        ranker.arrived(request)
+        assert ranker.finished(request) == (100 if number == 0 else None)
+    ranker.aging.step(1.0, 0)
+    late = StandIn("late")
+    ranker.arrived(late)
+    assert ranker.live(late).mean_tokens == pytest.approx(100.0)
+
+
+def test_what_a_brain_knows_of_a_length_is_handed_on_and_a_failure_is_not() -> None:
+    class Knows(Lengths):
+        def table(self, request_id: str) -> Any:
+            if request_id == "odd":
+                raise KeyError(request_id)
+            return RemainingTable.of_length(7)
+
+    ranker, _ = ranker_of(Knows(), Clock())
+    found = ranker.table("a")
+    assert found is not None
+    assert found.mean_remaining(0) == pytest.approx(7.0)
+    plain, _ = ranker_of(Lengths(), Clock())
+    assert plain.table("a") is None
+    assert ranker.table("odd") is None
+    assert ranker.fault == "KeyError: 'odd'"
 
 
 def test_tokens_under_way_count_through_a_preemption() -> None:

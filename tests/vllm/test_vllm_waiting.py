@@ -236,3 +236,40 @@ def test_a_senseless_prediction_still_has_a_place(answer: float) -> None:
         ranker.arrived(request)
         queue.add_request(request)
     assert {queue.pop_request().request_id for _ in range(2)} == {"odd", "even"}
+
+
+@pytest.mark.parametrize("armed", [False, True])
+def test_while_the_first_of_all_has_no_room_neither_queue_has_anybody(armed: bool) -> None:
+    """Before 0.32 vLLM keeps those that it skipped apart, looks at them first, and takes an empty queue for the other."""
+    ranker, options = ranker_of(Lengths({"old": 50, "new": 10}), Clock(), memory_weight=0)
+    asked: list[str] = []
+
+    def lets_in(request: StandIn) -> bool:
+        asked.append(request.request_id)
+        return request.request_id != first
+
+    waiting = WaitingQueue(ranker, options, lets_in=lets_in)
+    skipped = WaitingQueue(ranker, options, lets_in=lets_in, holders_first=True)
+    waiting.beside, skipped.beside = (skipped,), (waiting,)
+    old, new = StandIn("old"), StandIn("new")
+    for request in (old, new):
+        ranker.arrived(request)
+    skipped.add_request(old)
+    waiting.add_request(new)
+    for queue in (waiting, skipped):
+        queue.arm(armed)
+    # By key the shorter one is first, though it stands in the other queue.
+    first = "new" if armed else "old"
+    assert (bool(waiting), bool(skipped)) == (False, False)
+    assert (len(waiting), len(skipped)) == (1, 1)
+    assert asked == [first, first]
+    (waiting if armed else skipped).pop_request()
+    # Whoever is left has room.
+    assert (bool(waiting), bool(skipped)) == (not armed, armed)
+    assert asked[2:] == ["old" if armed else "new"]
+
+
+def test_an_empty_queue_asks_nobody() -> None:
+    ranker, options = ranker_of(Lengths(), Clock())
+    queue = WaitingQueue(ranker, options, lets_in=lambda _: pytest.fail("asked for nobody"))
+    assert not queue

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 from vllm.v1.request import RequestStatus
 
 from leap_rs._leap import Admission
@@ -34,11 +35,16 @@ def groups_of(kv_cache_config: Any, block_size: int) -> list[tuple[int, int | No
 
 
 def _most(spec: Any, block_size: int) -> int | None:
+    # Layers of one kind whose heads differ in size are wrapped.
+    spec = next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)
+    # Where vLLM manages all layers alike, those with a window keep all of their tokens and still say what it is.
+    if isinstance(spec, FullAttentionSpec):
+        return None
     window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
     if window:
         return -(-int(window) // block_size) + 1
-    if "Mamba" in type(spec).__name__:
-        return 2 + int(getattr(spec, "num_speculative_blocks", 0))
+    if isinstance(spec, MambaSpec) and spec.mamba_cache_mode != "all":
+        return (2 if spec.mamba_cache_mode == "align" else 1) + int(spec.num_speculative_blocks)
     return None
 
 
@@ -162,7 +168,8 @@ class Room:
             return False
         if head.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
             grammar = getattr(getattr(head, "structured_output_request", None), "grammar", None)
-            return "GRAMMAR" in head.status.name and bool(grammar)
+            # One that could not be compiled is for vLLM to turn down.
+            return "GRAMMAR" in head.status.name and bool(grammar) and not isinstance(grammar, Exception)
         return not self._lacks_adapter(head)
 
     def _lacks_adapter(self, head: Any) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 MEMORY_S = 30.0
 SHORTEST_WAIT_S = 1.0
 FORGETTING = 0.9995
-BOOST = 6.0
+BOOST = 9.0
 
 
 @dataclass

@@ -64,8 +64,8 @@ def test_relative_aging_flattens_what_is_long_against_the_mean_at_arrival(option
         ranker.arrived(request)
     requests.append(early)
     lives = [ranker.live(request) for request in requests]
-    # u / c (1 - exp(-c x / u)) with c = 6; the early one has no mean to be compared with.
-    share = unit / 6
+    # u / c (1 - exp(-c x / u)) with c = 9; the early one has no mean to be compared with.
+    share = unit / 9
     expected = [math.log(x if math.isinf(unit) else share * (1 - math.exp(-x / share))) for x in (30, 300)] + [
         math.log(30_000)
     ]

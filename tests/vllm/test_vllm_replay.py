@@ -91,8 +91,9 @@ def preemptions(steps: Sequence[Logged]) -> int:
 def test_no_step_differs(setting: str, levers: list[str] | None, asynchronous: bool) -> None:
     case = case_of(setting, levers, asynchronous=asynchronous)
     steps = agree(case, STEPS)
-    if setting.startswith("KV pressure") or "evict" in (levers or ()):
-        assert preemptions(steps) >= 3
+    # The longest are told apart by their age alone: few are worse than the first of the queue by the factor.
+    assert preemptions(steps) >= 3 * setting.startswith("KV pressure")
+    assert "evict" not in (levers or ()) or preemptions(steps) > 0
     if case.setup.prefix_caching:
         computed = sum(sum(step.scheduled.values()) for step in steps)
         assert computed < sum(len(job.prompt) + len(job.output) - 1 for job in case.jobs) or preemptions(steps) > 0

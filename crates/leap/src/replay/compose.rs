@@ -58,6 +58,7 @@ impl Engine<'_> {
             let request = &mut self.requests[id as usize];
             request.generated += 1;
             request.last_decode_step = now;
+            request.token_step = now;
             if request.generated == request.output {
                 step.done.push(id);
             } else {
@@ -161,6 +162,8 @@ impl Engine<'_> {
         request.generated += progress;
         request.computed += progress;
         if progress > 0 {
+            request.in_a_row = progress > 1 || request.token_step + 1 == self.decoding.step();
+            request.token_step = self.decoding.step();
             request.last_token_s = self.horizon;
             request.last_decode_step = self.decoding.step();
             request.decoded_step = self.decoding.step();

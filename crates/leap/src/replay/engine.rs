@@ -91,6 +91,8 @@ impl<'a> Engine<'a> {
             preemptions: 0,
             last_decode_step: 0,
             decoded_step: 0,
+            token_step: 0,
+            in_a_row: false,
             last_token_s: f64::NAN,
             first_token_s: f64::NAN,
             finish_s: f64::NAN,

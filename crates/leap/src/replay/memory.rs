@@ -138,9 +138,10 @@ impl Engine<'_> {
             self.seats.prefilling.retain(|&other| other != id);
             self.seats.ready.retain(|&other| other != id);
         }
-        if decoded && !self.flights.is_empty() {
-            // vLLM caches a block when the token that fills it is known; this one's is under way.
-            self.requests[id as usize].computed -= 1;
+        let request = &mut self.requests[id as usize];
+        if decoded && request.in_a_row && !self.flights.is_empty() {
+            // vLLM caches a block when the token that fills it is known; when this one's was stored it was still under way.
+            request.computed -= 1;
         }
         self.release_blocks(id);
         self.leave_seat(id);

@@ -24,6 +24,9 @@ pub(super) struct Request {
     pub(super) last_decode_step: u64,
     /// Step in which it last decoded, its prefills left out.
     pub(super) decoded_step: u64,
+    /// Step that gave it its last token, prefills counted, and whether the step before that gave the token before.
+    pub(super) token_step: u64,
+    pub(super) in_a_row: bool,
     pub(super) last_token_s: f64,
     pub(super) first_token_s: f64,
     pub(super) finish_s: f64,

@@ -66,8 +66,9 @@ impl Reference<'_> {
         let fills_block = request.stored.is_multiple_of(self.config.block_size);
         request.stored = 0;
         request.preemptions += 1;
-        if self.in_flight && self.decoded.contains(&id) && fills_block {
-            // The token behind it is not known yet, and without it the block has no name.
+        let (last, before) = request.token_steps;
+        if self.in_flight && self.decoded.contains(&id) && fills_block && before + 1 == last {
+            // The token that fills it was not known when it was stored, and without it the block has no name.
             self.pool.withdraw(blocks[blocks.len() - 1]);
         }
         self.pool.release(&blocks);

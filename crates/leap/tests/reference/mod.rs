@@ -39,6 +39,8 @@ pub struct Request {
     target: u32,
     /// Tokens made, the step just composed included.
     generated: u32,
+    /// Step that made its last token, and the one that made the token before.
+    token_steps: (u64, u64),
     /// Steps since it was last part of one.
     idle_steps: u32,
     blocks: Vec<usize>,
@@ -404,6 +406,7 @@ impl<'a> Reference<'a> {
         let tokens: Vec<usize> = busy.into_iter().filter(|&id| !self.requests[id].prefills()).collect();
         for &id in &tokens {
             self.requests[id].generated += 1;
+            self.requests[id].token_steps = (self.steps + 1, self.requests[id].token_steps.0);
         }
         self.steps += 1;
         assert!(self.steps < 100_000, "no end in sight");

@@ -23,7 +23,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 with warnings.catch_warnings():
     # vLLM's own, and those of what it imports.
     warnings.simplefilter("ignore")
-    from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.structured_output import StructuredOutputManager
 
 EOS = 2
@@ -80,6 +80,8 @@ class Setup:
     long_prefill_token_threshold: int = 0
     reserve_full_isl: bool = True
     max_loras: int | None = None
+    remote_kv_s: float | None = None
+    """How long the KV of a request whose name begins with `remote` is on its way; None: there is no connector."""
     leap: Mapping[str, Any] | None = None
     log_stats: bool = True
 
@@ -129,6 +131,11 @@ def config_of(setup: Setup) -> VllmConfig:
     config.cache_config.enable_prefix_caching = setup.prefix_caching
     config.cache_config.num_gpu_blocks = setup.blocks
     config.additional_config = {} if setup.leap is None else {"leap": dict(setup.leap)}
+    if setup.remote_kv_s is not None:
+        config.scheduler_config.disable_hybrid_kv_cache_manager = True
+        config.kv_transfer_config = KVTransferConfig(
+            kv_connector="RemoteKv", kv_connector_module_path="remote_kv", kv_role="kv_consumer"
+        )
     if setup.max_loras is not None:
         config.lora_config = Lora(setup.max_loras)
     return config

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
     from leap_rs.vllm import LeapScheduler, slots
@@ -91,6 +91,8 @@ class FakeEngine:
         self.jobs: dict[str, Job] = {}
         self.added_s: dict[str, float] = {}
         self.outcome = Outcome()
+        # When the loads under way have begun.
+        self.loads: dict[str, float] = {}
 
     def force_old_gate(self) -> None:
         """Passes over requests as it is done where they cannot be told the step before which they do not decode."""
@@ -217,6 +219,8 @@ class FakeEngine:
         result = ModelRunnerOutput(
             req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)}, sampled_token_ids=sampled
         )
+        if self.setup.remote_kv_s is not None:
+            result.kv_connector_output = self._delivered(self.setup.remote_kv_s)
         positions = getattr(output, "leap_positions", {})
         for name, position in positions.items():
             request = scheduler.requests[name]
@@ -225,6 +229,15 @@ class FakeEngine:
             assert request.num_computed_tokens - scheduled[name] + position == len(self.jobs[name].prompt) - 1
         result.leap_rows = dict.fromkeys(positions, (self.now,))
         return step, output, result
+
+    def _delivered(self, takes_s: float) -> KVConnectorOutput:
+        """Whose remote KV has come with this step."""
+        loading = self.scheduler.connector.loading
+        for name in loading:
+            self.loads.setdefault(name, self.now)
+        done = {name for name in loading if self.now - self.loads[name] >= takes_s}
+        loading -= done
+        return KVConnectorOutput(finished_recving=done)
 
     def _take(self, output: Any, result: ModelRunnerOutput) -> None:
         for outputs in self.scheduler.update_from_output(output, result).values():

@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aging_model import AgingModel, boosted
@@ -118,6 +118,12 @@ def draw(seed: int) -> Scenario:
     )
     flips = sorted(rng.sample(range(1, 200), rng.randint(0, 4))) if rng.random() < 0.2 else []
     revisions = sorted(rng.sample(range(1, 200), 5)) if rng.random() < 0.3 else []
+    if "evict" not in leap["levers"] and rng.random() < 0.2:
+        setup = replace(setup, remote_kv_s=rng.choice([0.5, 5.0, 30.0]))
+        jobs = [
+            job if job.abort_s is not None or rng.random() < 0.5 else replace(job, name=f"remote {job.name}")
+            for job in jobs
+        ]
     return Scenario(seed, setup, jobs, flips, revisions, gate_by_step=rng.random() < 0.7, tells=rng.random() < 0.5)
 
 
@@ -217,6 +223,7 @@ class Watch:
             for name in left
             if engine.jobs[name].lora is not None
             or ((grammar_s := engine.jobs[name].grammar_s) is not None and grammar_s > step.now)
+            or name.startswith("remote")
             or getattr(engine.scheduler.requests[name], "num_stale_output_tokens", 0) > 0
         }
         cap = self.scenario.leap["wait_cap_s"]
@@ -230,7 +237,8 @@ class Watch:
         for name in step.admitted:
             if name in left:
                 left.remove(name)
-                for other in left:
+                # Who holds blocks for remote KV comes in when that is there.
+                for other in left if not name.startswith("remote") else ():
                     if other not in blocked:
                         mine, theirs = urgency(name), urgency(other)
                         assert (mine[0], mine[1] - TOLERANCE) <= theirs, f"{name} overtook {other}"

@@ -232,6 +232,32 @@ def test_who_waits_for_a_grammar_is_not_held_and_holds_nobody_until_it_has_it(as
 
 
 @BOTH
+def test_who_holds_blocks_for_remote_kv_is_not_held_and_holds_nobody(async_scheduling: bool) -> None:
+    """It is asked before the load, fits then, and no longer does when its KV has come: vLLM takes it all the same."""
+    rng = random.Random(15)
+    setup = replace(THIRTY, async_scheduling=async_scheduling, remote_kv_s=40.0)
+    jobs = [
+        Job("inside", 0.0, prompt_of(rng, 16), length=100, max_tokens=500),
+        Job("remote", 10.0, prompt_of(rng, 200), length=100, max_tokens=500),
+        Job("small", 12.0, prompt_of(rng, 16), length=5, max_tokens=500),
+        # Comes in while the load is under way, whose blocks nobody counts, and takes the room there is.
+        Job("beside", 14.0, prompt_of(rng, 100), length=200, max_tokens=500),
+    ]
+    stock = run(jobs, setup, None)
+    ours = run(jobs, setup, TELLS, Teller(jobs, armed=False))
+    at = admitted_s(ours)
+    assert at["small"] <= 14
+    assert at["beside"] <= 16
+    assert 50 <= at["remote"] <= 54
+    assert at == admitted_s(stock)
+    assert ours.tokens == stock.tokens
+    # One that holds nothing when it comes by then is held.
+    jobs[1] = replace(jobs[1], name="local", arrival_s=50.0)
+    assert admitted_s(run(jobs, setup, None))["local"] <= 52
+    assert admitted_s(run(jobs, setup, TELLS, Teller(jobs, armed=False)))["local"] > 90
+
+
+@BOTH
 def test_who_is_overdue_is_first_and_is_not_passed_while_it_is_held(async_scheduling: bool) -> None:
     rng = random.Random(10)
     jobs = three()[:2]

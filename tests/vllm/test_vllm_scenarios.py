@@ -47,6 +47,7 @@ def test_the_scenarios_reach_what_they_are_for() -> None:
         seen["queue promotions"] += engine.scheduler.leap_promotions
         seen["aborts"] += sum(reason == "abort" for reason in engine.outcome.reasons.values())
         seen["adapter waits"] += engine.scheduler.leap_adapter_waits
+        seen["loads of remote KV"] += len(engine.loads)
         if engine.scheduler.leap_room is not None:
             assert engine.scheduler.leap_room.fault is None
             seen["holds"] += engine.scheduler.leap_room.core.holds
@@ -61,6 +62,7 @@ def test_the_scenarios_reach_what_they_are_for() -> None:
         "aborts",
         "adapter waits",
         "holds",
+        "loads of remote KV",
     ):
         assert seen[what] >= 5, f"{what}: {seen}"
 

@@ -329,6 +329,22 @@ def test_a_fault_in_it_leaves_the_order_alone() -> None:
     assert [lengths[name] for name in order] == sorted(lengths.values())
 
 
+def test_a_resident_that_it_was_not_told_of_is_no_fault() -> None:
+    jobs, held = jobs_of(60, 16), Held()
+
+    def watch(engine: FakeEngine, step: Step) -> None:
+        held(engine, step)
+        if len(held.after) == 30:
+            room, oldest = engine.scheduler.leap_room, engine.scheduler.running[0]
+            room.core.left(room._inside.pop(oldest.request_id).number)
+
+    engine = FakeEngine(replace(SHORT, leap=TELLS), Teller(jobs, armed=False))
+    engine.run(jobs, watch=watch)
+    engine.check_end()
+    assert engine.scheduler.leap_room.fault is None
+    assert held.after[-1] > held.after[29]
+
+
 def test_a_limit_beyond_what_the_core_counts_to_is_no_fault() -> None:
     jobs = [replace(job, max_tokens=2**40) for job in jobs_of(40, 13)]
     engine = FakeEngine(replace(SHORT, leap=TELLS), Oracle(jobs, armed=False))

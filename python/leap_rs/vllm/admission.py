@@ -18,7 +18,7 @@ from leap_rs._leap import Admission
 
 from .compat import LOG
 from .options import LeapOptions
-from .order import Ranker, generated
+from .order import Live, Ranker, generated
 
 # Residents whose lengths are asked for anew in one step when predictions have changed.
 RELEARNED_A_STEP = 256
@@ -57,8 +57,8 @@ class Room:
         self.core = Admission(groups, blocks, options.recompute_share)
         self._scheduler = scheduler
         self._ranker = ranker
-        # Numbers of the requests that the core knows as residents, by the name that vLLM has for them.
-        self._inside: dict[str, int] = {}
+        # The requests that the core knows as residents, by the name that vLLM has for them.
+        self._inside: dict[str, Live] = {}
         self._version = ranker.version
         self._to_relearn: list[Any] = []
         self._in_step = False
@@ -73,10 +73,9 @@ class Room:
 
     def left(self, request: Any, *, preempted: bool) -> None:
         """A request has ended, or has lost its blocks."""
-        number = self._inside.pop(request.request_id, None)
-        if number is None:
-            return
-        self._try(self.core.preempted if preempted else self.core.left, number)
+        live = self._inside.pop(request.request_id, None)
+        if live is not None:
+            self._try(self.core.preempted if preempted else self.core.left, live.number)
 
     def finished(self, tokens: int) -> None:
         """A request has finished with so many tokens."""
@@ -84,9 +83,9 @@ class Room:
 
     def learned(self, request_id: str) -> None:
         """More is known of a request's length."""
-        number = self._inside.get(request_id)
-        if number is not None:
-            self._try(self.core.learned, number, self._ranker.table(request_id))
+        live = self._inside.get(request_id)
+        if live is not None:
+            self._try(self.core.learned, live.number, self._ranker.table(request_id))
 
     def shown(self) -> tuple[int, float]:
         """Steps in which the first was held back, and what was held over what was predicted; NaN while unknown."""
@@ -139,9 +138,7 @@ class Room:
         if not self._progressed:
             self._progressed = True
             self._relearn(running)
-            lives = [self._ranker.live(request) for request in running]
-            tokens = [generated(request, live) for request, live in zip(running, lives, strict=True)]
-            self.core.progressed([live.number for live in lives], tokens)
+            self._progress(running)
         made = generated(head, self._ranker.live(head))
         table = self._ranker.table(head.request_id)
 
@@ -187,8 +184,7 @@ class Room:
                 break
             fresh.append(request)
         for request in reversed(fresh):
-            live = self._ranker.live(request)
-            self._inside[request.request_id] = live.number
+            live = self._inside[request.request_id] = self._ranker.live(request)
             self.core.admitted(
                 live.number,
                 prompt=request.num_prompt_tokens,
@@ -197,9 +193,22 @@ class Room:
                 table=self._ranker.table(request.request_id),
             )
         if fresh and self._progressed:
-            lives = [self._ranker.live(request) for request in fresh]
-            tokens = [generated(request, live) for request, live in zip(fresh, lives, strict=True)]
-            self.core.progressed([live.number for live in lives], tokens)
+            self._progress(fresh)
+
+    def _progress(self, residents: Sequence[Any]) -> None:
+        inside = self._inside
+        try:
+            lives = [inside[request.request_id] for request in residents]
+        except KeyError:
+            # One who takes up a session again has been inside all along, and hides those admitted with it.
+            residents = [request for request in residents if request.request_id in inside]
+            lives = [inside[request.request_id] for request in residents]
+        # As `generated` has it, written out: it is asked of all residents in each step in which somebody waits.
+        tokens = [
+            made if (made := r.num_output_tokens + r.num_output_placeholders) > live.promised else live.promised
+            for r, live in zip(residents, lives, strict=True)
+        ]
+        self.core.progressed([live.number for live in lives], tokens)
 
     def _cap(self, request: Any) -> int:
         """Tokens that a request stops at: a client may ask for more than the context has."""

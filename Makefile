@@ -178,6 +178,8 @@ $(MODEL): | $(SETUP_VLLM)
 bench-vllm: develop $(PLUGIN) | $(MODEL) ## what the plugin costs and changes on the real vLLM, beside stock (MODEL=DIR; PROMPTS=FILE)
 	$(VENV_VLLM)/bin/python benches/vllm_overhead.py $(MODEL)
 	$(VENV_VLLM)/bin/python benches/vllm_order.py $(MODEL)
+	$(VENV_VLLM)/bin/python benches/vllm_memory.py $(MODEL)
+	$(VENV_VLLM)/bin/python benches/vllm_scheduler.py
 	[ -z '$(PROMPTS)' ] || $(VENV_VLLM)/bin/python benches/vllm_from_zero.py $(MODEL) '$(PROMPTS)'
 
 .PHONY: readout

@@ -23,7 +23,7 @@ def test_the_boost_is_its_formula(lengths: list[float], mean: float, squared: bo
     x, u = np.array(lengths), mean**2 if squared else mean
     got = AgingClock(per_wait=2.0).boosted(np.log(x).tolist(), [mean] * len(x), squared=squared)
     # -expm1(-y) is 1 - exp(-y) to the last digit.
-    assert np.allclose(got, np.log(u / 6 * -np.expm1(-6 * x / u)), rtol=1e-12, atol=1e-12)
+    assert np.allclose(got, np.log(u / 9 * -np.expm1(-9 * x / u)), rtol=1e-12, atol=1e-12)
 
 
 def test_lengths_are_compared_as_they_are_by_the_second_and_before_a_mean_is_known() -> None:
@@ -35,7 +35,7 @@ def test_lengths_are_compared_as_they_are_by_the_second_and_before_a_mean_is_kno
 
 def test_each_request_goes_by_the_mean_of_its_own_arrival() -> None:
     got = AgingClock(per_wait=2.0).boosted([math.log(60.0)] * 2, [6.0, 600.0], squared=False)
-    assert np.exp(got) == pytest.approx([1 - math.exp(-60), 100 * (1 - math.exp(-0.6))])
+    assert np.exp(got) == pytest.approx([6 / 9 * (1 - math.exp(-90)), 600 / 9 * (1 - math.exp(-0.9))])
 
 
 def test_by_the_second_the_clock_is_the_time() -> None:
@@ -96,8 +96,9 @@ resident = st.tuples(st.integers(1, 900), st.integers(1, 900), st.integers(0, 20
 
 def held(prompt: int, shared: int, generated: int, length: int, cap: int) -> np.ndarray:
     """Blocks that one of a known length has to itself at each of the tokens ahead; none once it has ended."""
-    stored = (prompt + generated) // 16 * 16 + 8
-    ahead = max(stored - prompt, 0) + AHEAD
+    begun = (prompt + generated) // 16 * 16
+    stored = begun + 8
+    ahead = max(begun - prompt, 0) + AHEAD
     blocks = np.maximum((stored + AHEAD) / 16 + 0.5 - shared, 0.0)
     return np.where(ahead < min(length, cap), blocks, 0.0)
 

@@ -11,6 +11,7 @@ import pytest
 
 import leap_rs
 from leap_rs import ConfigError
+from leap_rs._leap import DEFAULT_AGING
 from leap_rs.vllm.options import LEVERS, LeapOptions, parse
 
 
@@ -57,7 +58,7 @@ def test_order_fcfs_acts_nowhere_but_in_admission() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "a_second"), [({}, 2.0), ({"aging": 3}, 3.0), ({"aging": 0}, 0.0), ({"aging_rate": 0.5}, 0.5)]
+    ("given", "a_second"), [({}, DEFAULT_AGING), ({"aging": 3}, 3.0), ({"aging": 0}, 0.0), ({"aging_rate": 0.5}, 0.5)]
 )
 def test_the_clock_is_that_of_the_aging_in_force(given: dict[str, float], a_second: float) -> None:
     """A wait that is no queue counts as one second, so that both kinds of aging are the same there."""
@@ -95,7 +96,8 @@ def test_what_the_search_prints_can_be_pasted() -> None:
     candidate = Candidate(
         levers=("queue", "evict"),
         order="gittins:e2el",
-        aging_rate=0.1,
+        aging=0.1,
+        aging_key="aging_rate",
         memory_weight=1.0,
         max_num_seqs=64,
         decode_slots=32,
@@ -105,9 +107,7 @@ def test_what_the_search_prints_can_be_pasted() -> None:
     assert options is not None
     assert (options.levers, options.order, options.objective) == (("queue", "evict"), "gittins", "e2el")
     assert (options.aging_rate, options.decode_slots, options.wait_cap_s) == (0.1, 32, 9.0)
-    plain = Candidate(
-        levers=(), order="gittins:ptl", aging_rate=0.0, memory_weight=0.0, max_num_seqs=64, decode_slots=None
-    )
+    plain = Candidate(levers=(), order="gittins:ptl", aging=0.0, memory_weight=0.0, max_num_seqs=64, decode_slots=None)
     shadow = parse(server_options(plain, Options())["additional_config"])
     assert shadow is not None
     assert shadow.mode == "shadow"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from stand_ins import Clock, Lengths, StandIn, options_of, ranker_of
 
-from leap_rs._leap import RemainingTable
+from leap_rs._leap import DEFAULT_AGING, RemainingTable
 from leap_rs.vllm.brain import Brain, Watcher
 from leap_rs.vllm.order import Ranker
 
@@ -71,7 +71,7 @@ def test_relative_aging_flattens_what_is_long_against_the_mean_at_arrival(option
     ]
     assert ranker.ln_remaining(requests, lives) == pytest.approx(expected)
     # Nobody waits, so that a second is worth alpha.
-    rate = options.get("aging_rate", options.get("aging", 2.0))
+    rate = options.get("aging_rate", options.get("aging", DEFAULT_AGING))
     assert [live.aged for live in lives] == pytest.approx([3 * rate, 3 * rate, 0.0])
     assert ranker.key(requests[0]) == pytest.approx(expected[0] + 3 * rate)
 

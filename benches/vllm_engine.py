@@ -163,7 +163,9 @@ class EngineServer:
             setattr(self._core.scheduler, name, self._timed(getattr(self._core.scheduler, name)))
 
     def _count_preemptions(self) -> None:
-        """By vLLM's own bookkeeping, and not by the plugin's: stock is counted too."""
+        """By vLLM's own bookkeeping, and not by the plugin's: stock is counted too. Not in a process of its own."""
+        if self._core is None:
+            return
         scheduler = self._core.scheduler
         preempt, schedule = scheduler._preempt_request, scheduler.schedule
         self._away: set[str] = set()

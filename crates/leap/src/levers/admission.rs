@@ -236,8 +236,10 @@ impl Admission {
                 self.came += f64::from(inside.map(held).sum::<f32>());
             }
         }
-        let (blocks, ahead) = self.sum.peak();
-        if self.forecast.is_none() && blocks > 0.0 {
+        if self.forecast.is_none()
+            && let (blocks, ahead) = self.sum.peak()
+            && blocks > 0.0
+        {
             let due = self.steps + u64::from(ahead);
             self.forecast = Some(Forecast { blocks, due, place: self.admissions });
         }

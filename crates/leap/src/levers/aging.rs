@@ -1,6 +1,7 @@
 //! Aging: by how much a request has risen for having waited, on a clock that all requests share. All keys fall at one
 //! rate at any moment, so that a key is fixed when a request arrives and no queue is ever sorted anew.
 
+use super::FORGETTING;
 use crate::Result;
 use crate::queue::not_negative;
 use serde::Serialize;
@@ -14,8 +15,6 @@ const SHORTEST_WAIT_S: f64 = 1.0;
 const BOOST: f64 = 9.0;
 /// e-foldings a standing wait where nobody says otherwise.
 pub const AGING: f64 = 2.1;
-/// An effective memory of 2,000 lengths for their mean.
-const FORGETTING: f64 = 0.9995;
 
 /// How waiting raises a request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -29,6 +28,9 @@ pub enum Aging {
 }
 
 impl Aging {
+    /// Waiting raises nobody.
+    pub const NONE: Self = Self::PerSecond(0.0);
+
     /// Whether waiting raises nobody.
     pub fn is_none(self) -> bool {
         matches!(self, Self::PerSecond(rate) | Self::PerWait(rate) if rate == 0.0)

@@ -1,5 +1,6 @@
 //! The lengths of the requests that have finished: what is known of one of which nothing else is.
 
+use super::FORGETTING;
 use crate::remaining::{LengthDistribution, SurvivalFunction};
 
 /// Bins an octave of length.
@@ -8,8 +9,6 @@ const BINS: usize = 17 * PER_OCTAVE;
 /// Lengths that have to be known before they are taken for those to come. Fewer know little, and while more are awaited
 /// an engine that has just started loses most.
 pub const KNOWN_LENGTHS: u32 = 16;
-/// An effective memory of 2,000 lengths.
-const FORGETTING: f64 = 0.9995;
 
 /// The lengths that have finished: what is known of a request of which nothing is known.
 #[derive(Clone, Debug)]

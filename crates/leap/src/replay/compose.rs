@@ -275,16 +275,15 @@ impl Engine<'_> {
             let chunk = left.min(*budget);
             let reach = if self.config.reserve_full_prompt { target } else { computed + chunk };
             let mut need = self.blocks_for(reach) - hit.len() as u32;
-            need += hit.iter().filter(|&&held| self.kv.pool.is_free(held)).count() as u32;
+            let free_hits = hit.iter().filter(|&&held| self.kv.pool.is_free(held)).count() as u32;
+            need += free_hits;
             let spare = if self.seats.residents.is_empty() { 0 } else { self.watermark_blocks() };
             if need + spare > self.kv.pool.free() {
                 step.blocked_by_memory = true;
                 self.kv.blocked = Some((id, self.kv.pool.gains()));
                 return;
             }
-            let shared = hit.iter().filter(|&&held| !self.kv.pool.is_free(held)).count() as u32;
-            if !self.has_room(id, shared) {
-                self.held = true;
+            if !self.lets_in(id, hit.len() as u32 - free_hits) {
                 return;
             }
             self.waiting.remove(id, self.requests[id as usize].prompt, self.now);
@@ -293,10 +292,6 @@ impl Engine<'_> {
                 self.kv.pool.acquire(held);
             }
             self.tally.cached_tokens += u64::from(computed);
-            let candidate = self.admission.is_some().then(|| self.candidate(id, shared));
-            if let (Some(admission), Some(candidate)) = (&mut self.admission, candidate) {
-                admission.admitted(u64::from(id), candidate);
-            }
             let request = &mut self.requests[id as usize];
             if request.preemptions > 0 {
                 step.recomputed += target - computed;

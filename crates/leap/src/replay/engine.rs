@@ -334,26 +334,22 @@ impl<'a> Engine<'a> {
         [outside, promotion.filter(|&at| at > self.now), eviction].into_iter().flatten().min_by(f64::total_cmp)
     }
 
-    /// Whether admission control lets a waiting request in that finds `shared_blocks` blocks with others.
-    pub(super) fn has_room(&mut self, id: u32, shared_blocks: u32) -> bool {
-        let candidate = self.candidate(id, shared_blocks);
+    /// Whether admission control lets a waiting request in that finds `shared_blocks` blocks with others; from then on it
+    /// counts it as inside.
+    pub(super) fn lets_in(&mut self, id: u32, shared_blocks: u32) -> bool {
         let Some(admission) = &mut self.admission else { return true };
         let (requests, decoding) = (&self.requests, &self.decoding);
         admission.all_progressed(|id| requests[id as usize].generated + decoding.progress(id as u32));
-        let fits = admission.has_room(&candidate, self.requests[id as usize].generated);
-        if !fits {
+        let Request { prompt, generated, .. } = requests[id as usize];
+        let (cap, length) = (self.ranker.cap_of(id), self.ranker.length(id));
+        let candidate = Candidate { prompt, cap, shared_blocks, length };
+        self.held = !admission.has_room(&candidate, generated);
+        if self.held {
             admission.held();
+        } else {
+            admission.admitted(u64::from(id), candidate);
         }
-        fits
-    }
-
-    pub(super) fn candidate(&self, id: u32, shared_blocks: u32) -> Candidate {
-        Candidate {
-            prompt: self.requests[id as usize].prompt,
-            cap: self.ranker.cap_of(id),
-            shared_blocks,
-            length: self.ranker.length(id),
-        }
+        !self.held
     }
 
     /// What is to say of a request in the end.

@@ -129,30 +129,22 @@ impl PolicySpec {
             levers_given: false,
         };
         match rule {
-            Rule::Fcfs => Self { levers: Levers::default(), aging: Aging::PerSecond(0.0), ..plain },
+            Rule::Fcfs => Self { levers: Levers::default(), aging: Aging::NONE, ..plain },
             Rule::SjfPrompt => plain,
-            Rule::Hrrn => Self { aging: Aging::PerSecond(0.0), ..plain },
+            Rule::Hrrn => Self { aging: Aging::NONE, ..plain },
             Rule::Las | Rule::Mlfq => Self { levers: both, ..plain },
-            Rule::SjfOracle => Self {
-                levers: Levers { admission: true, ..queue },
-                aging: Aging::PerSecond(0.0),
-                memory_weight: 1.0,
-                ..plain
-            },
-            Rule::SrptOracle => Self {
-                levers: Levers { admission: true, ..both },
-                aging: Aging::PerSecond(0.0),
-                memory_weight: 1.0,
-                ..plain
-            },
-            Rule::LeapFrozen => {
-                Self { levers: slots, aging: Aging::PerSecond(0.0), wait_cap_steps: Some(128), ..plain }
+            Rule::SjfOracle => {
+                Self { levers: Levers { admission: true, ..queue }, aging: Aging::NONE, memory_weight: 1.0, ..plain }
             }
+            Rule::SrptOracle => {
+                Self { levers: Levers { admission: true, ..both }, aging: Aging::NONE, memory_weight: 1.0, ..plain }
+            }
+            Rule::LeapFrozen => Self { levers: slots, aging: Aging::NONE, wait_cap_steps: Some(128), ..plain },
             Rule::LeapPaper => {
-                Self { levers: slots, aging: Aging::PerSecond(0.0), wait_cap_steps: Some(128), rls: true, ..plain }
+                Self { levers: slots, aging: Aging::NONE, wait_cap_steps: Some(128), rls: true, ..plain }
             }
             Rule::Leap => {
-                let levers = Levers { queue: true, admission: true, ..Levers::default() };
+                let levers = Levers { admission: true, ..queue };
                 let aging = Aging::PerWait(AGING);
                 let order = Order::Gittins;
                 Self { levers, order, aging, rls: true, memory_weight: 1.0, hysteresis: 1.1, ..plain }

@@ -143,6 +143,9 @@ pub struct Clock {
     finished: usize,
     per_s: f64,
     changed: f64,
+    /// Decayed number and sum of the lengths that have finished, and their mean when the last step was composed.
+    lengths: (f64, f64),
+    pub mean: Option<f64>,
 }
 
 impl Clock {
@@ -156,11 +159,13 @@ impl Clock {
         }
     }
 
-    pub fn finished(&mut self) {
+    pub fn finished(&mut self, tokens: u32) {
         self.finished += 1;
+        self.lengths = (0.9995 * self.lengths.0 + 1.0, 0.9995 * self.lengths.1 + f64::from(tokens));
     }
 
     pub fn step(&mut self, aging: Aging, now: f64, waiting: usize) {
+        self.mean = (self.lengths.0 > 0.0).then(|| self.lengths.1 / self.lengths.0);
         let Aging::PerWait(alpha) = aging else { return };
         self.value = self.at(aging, now);
         self.now = now;

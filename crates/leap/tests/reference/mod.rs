@@ -97,10 +97,6 @@ pub struct Reference<'a> {
     prepended: f64,
     clock: Clock,
     pub room: Room,
-    /// Decayed number and sum of the lengths that have finished.
-    lengths: (f64, f64),
-    /// Their mean when the last step was composed.
-    mean: Option<f64>,
     pub recomputed_tokens: u64,
     /// The head that the last step refused a seat or blocks.
     refused: Option<usize>,
@@ -155,8 +151,6 @@ impl<'a> Reference<'a> {
             prepended: 0.0,
             clock: Clock::default(),
             room: Room::default(),
-            lengths: (0.0, 0.0),
-            mean: None,
             recomputed_tokens: 0,
             refused: None,
             next_eviction_s: 0.0,
@@ -228,7 +222,7 @@ impl<'a> Reference<'a> {
         let id = self.sent;
         self.requests[id].sent = sent;
         self.requests[id].aged = self.clock.at(self.spec.aging, sent);
-        self.requests[id].mean = self.mean;
+        self.requests[id].mean = self.clock.mean;
         self.sent += 1;
         self.inside += 1;
         self.enqueue(id, sent);
@@ -382,7 +376,6 @@ impl<'a> Reference<'a> {
         self.waiting.retain(|&id| !self.requests[id].ends());
         let without_slot = |id: &&usize| self.residents.contains(id) && !decoding.contains(id);
         let gated = could.iter().filter(without_slot).count();
-        self.mean = (self.lengths.0 > 0.0).then(|| self.lengths.1 / self.lengths.0);
         self.clock.step(self.spec.aging, now, self.waiting.len() + gated);
         if decoding.is_empty() && prefilling.is_empty() {
             return None;
@@ -430,8 +423,7 @@ impl<'a> Reference<'a> {
                 request.finish_s = now;
                 self.finished += 1;
                 self.finished_tokens += f64::from(request.output);
-                self.lengths = (0.9995 * self.lengths.0 + 1.0, 0.9995 * self.lengths.1 + f64::from(request.output));
-                self.clock.finished();
+                self.clock.finished(request.output);
                 self.room.finished(request.output);
                 self.inside -= 1;
                 self.residents.retain(|&other| other != id);

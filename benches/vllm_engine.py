@@ -150,23 +150,20 @@ class EngineServer:
         from vllm import LLM
 
         self._llm = LLM(**options)
-        self._time_scheduler()
-        self._count_preemptions()
+        self._watch_scheduler()
 
     @property
     def _core(self) -> Any:
         """The engine's core; None where it lives in a process of its own."""
         return getattr(self._llm.llm_engine.engine_core, "engine_core", None)
 
-    def _time_scheduler(self) -> None:
+    def _watch_scheduler(self) -> None:
         for name in ("schedule", "update_from_output"):
             setattr(self._core.scheduler, name, self._timed(getattr(self._core.scheduler, name)))
+        self._count_preemptions(self._core.scheduler)
 
-    def _count_preemptions(self) -> None:
-        """By vLLM's own bookkeeping, and not by the plugin's: stock is counted too. Not in a process of its own."""
-        if self._core is None:
-            return
-        scheduler = self._core.scheduler
+    def _count_preemptions(self, scheduler: Any) -> None:
+        """By vLLM's own bookkeeping, and not by the plugin's: stock is counted too."""
         preempt, schedule = scheduler._preempt_request, scheduler.schedule
         self._away: set[str] = set()
 

@@ -16,7 +16,7 @@ from vllm.v1.request import RequestStatus
 
 from leap_rs._leap import Admission
 
-from .compat import LOG
+from .compat import LOG, lacks_adapter, seats
 from .options import LeapOptions
 from .order import Live, Ranker, generated
 
@@ -97,7 +97,7 @@ class Room:
     # In a step.
 
     def begin(self) -> None:
-        """VLLM's own step begins."""
+        """The step of vLLM itself begins."""
         self._in_step, self._progressed, self._held, self._asked = True, False, False, None
 
     def end(self, computed: int, recomputed: int) -> None:
@@ -130,9 +130,7 @@ class Room:
 
     def _ask(self, head: Any) -> bool:
         running = self._scheduler.running
-        # Before 0.32 every seat of the model runner may be taken.
-        seats = getattr(self._scheduler, "max_num_active_reqs", self._scheduler.max_num_running_reqs)
-        if not running or len(running) >= seats or not self._admissible(head):
+        if not running or len(running) >= seats(self._scheduler) or not self._admissible(head):
             return True
         self._enter()
         if not self._progressed:
@@ -167,14 +165,7 @@ class Room:
             grammar = getattr(getattr(head, "structured_output_request", None), "grammar", None)
             # One that could not be compiled is for vLLM to turn down.
             return "GRAMMAR" in head.status.name and bool(grammar) and not isinstance(grammar, Exception)
-        return not self._lacks_adapter(head)
-
-    def _lacks_adapter(self, head: Any) -> bool:
-        lora = self._scheduler.lora_config
-        if not lora or head.lora_request is None:
-            return False
-        in_use = {r.lora_request.lora_int_id for r in self._scheduler.running if r.lora_request}
-        return len(in_use) >= lora.max_loras and head.lora_request.lora_int_id not in in_use
+        return not lacks_adapter(self._scheduler, head)
 
     def _enter(self) -> None:
         """Tells the core of those who were admitted since it was last told; they stand at the end of vLLM's list."""

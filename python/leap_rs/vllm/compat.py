@@ -114,5 +114,19 @@ def check(vllm: ModuleType, scheduler: Any, request: Any) -> Engine:
     )
 
 
+def seats(scheduler: Any) -> int:
+    """Requests that may run at a time. Before 0.32 every seat of the model runner may be taken."""
+    return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
+
+
+def lacks_adapter(scheduler: Any, request: Any) -> bool:
+    """Whether vLLM passes a waiting request over, since others' LoRA adapters have all places."""
+    lora, adapter = scheduler.lora_config, request.lora_request
+    if not lora or adapter is None:
+        return False
+    in_use = {running.lora_request.lora_int_id for running in scheduler.running if running.lora_request}
+    return len(in_use) >= lora.max_loras and adapter.lora_int_id not in in_use
+
+
 def _range() -> str:
     return f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"

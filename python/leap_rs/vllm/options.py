@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from leap_rs._leap import DEFAULT_AGING, DEFAULT_RECOMPUTE_SHARE, AgingClock, ConfigError
 
-LEVERS = ("queue", "slots", "evict", "admission")
 Lever = Literal["queue", "slots", "evict", "admission"]
+LEVERS = get_args(Lever)
 _KEY, _ASIDE = "leap", "leap_options"
 
 Count = Annotated[int, Field(ge=1, lt=2**32)]

@@ -21,7 +21,7 @@ from leap_rs._leap import Evictor, Planner
 
 from .admission import Room
 from .brain import Brain, Watcher
-from .compat import LOG, Engine, check
+from .compat import LOG, Engine, check, lacks_adapter, seats
 from .embedding import load_table
 from .metrics import OF_THE_SCHEDULER
 from .online import OnlineBrain
@@ -29,7 +29,7 @@ from .options import LeapOptions, given, parse
 from .order import Ranker
 from .slots import Plan, Slots, decoding
 from .start import prefills_only, recorder_of, refuse, settings_of
-from .waiting import WaitingQueue
+from .waiting import WaitingQueue, first_by_urgency
 
 RequestQueue.register(WaitingQueue)
 
@@ -109,8 +109,7 @@ class _Levers:
         self.leap_adapter_waits = 0
         self.leap_promotions = 0
         self._leap_shown: tuple[float, ...] = (0,) * len(OF_THE_SCHEDULER)
-        seats = self.max_num_running_reqs
-        slots = min(self.leap_options.decode_slots or seats, seats)
+        slots = min(options.decode_slots or self.max_num_running_reqs, self.max_num_running_reqs)
         adapters = self.lora_config.max_loras if self.lora_config else None
         planner = Planner(
             slots=slots,
@@ -312,15 +311,9 @@ class _Levers:
         promotions, evictions = slots.promotions + self.leap_promotions, self.leap_evict.evicted
         holds, ratio = self.leap_room.shown() if self.leap_room is not None else (0, math.nan)
         counts: tuple[float, ...] = (
-            not armed,
-            armed,
-            slots.gated_requests,
-            slots.slot_waits,
-            promotions,
-            evictions,
-            len(put_off),
+            *(not armed, armed, slots.gated_requests, slots.slot_waits, promotions, evictions, len(put_off)),
+            *(holds, self.leap_recomputed_tokens, ratio),
         )
-        counts += (holds, self.leap_recomputed_tokens, ratio)
         if self.leap.metrics is not None and counts != self._leap_shown:
             for (name, value), count, shown in zip(OF_THE_SCHEDULER, counts, self._leap_shown, strict=True):
                 if count != shown:
@@ -340,11 +333,7 @@ class _Levers:
     def _leap_note_adapter(self) -> None:
         """Counts the steps in which the first of the queue waits for an adapter's place, which no key can give it."""
         first = self._leap_first() if self.lora_config else None
-        adapter = first.lora_request if first is not None else None
-        if first is None or adapter is None:
-            return
-        in_use = {r.lora_request.lora_int_id for r in self.running if r.lora_request}
-        if adapter.lora_int_id in in_use or len(in_use) < self.lora_config.max_loras:
+        if first is None or not lacks_adapter(self, first):
             return
         self.leap_adapter_waits += 1
         if first.request_id != self._leap_told:
@@ -356,14 +345,12 @@ class _Levers:
         head = self._leap_first() if self._leap_blocked is not None and self.leap_evict.ready(now) else None
         if head is None or head.request_id != self._leap_blocked:
             return []
-        # Before 0.32 every seat of the model runner may be taken.
-        seats = getattr(self, "max_num_active_reqs", self.max_num_running_reqs)
         residents = decoding(self.running, self.max_model_len)
         indices = self.leap_evict.victims(
             [(self.leap.key(r), self.leap.live(r).number, self._leap_own_blocks(r)) for r in residents],
             key=self.leap.key(head),
             blocks=-(-(head.num_tokens + 1) // self.block_size) * self._leap_groups(),
-            seat=len(self.running) >= seats,
+            seat=len(self.running) >= seats(self),
             free_blocks=self._leap_free_blocks(),
             now_s=now,
         )
@@ -389,16 +376,12 @@ class _Levers:
         """Until 0.31 vLLM asks here which queue is next: by key, those that were skipped compete with all others."""
         if not (self._leap_armed and self.leap_options.has("queue")):
             return super()._select_waiting_queue_for_scheduling()  # type: ignore[misc]
-        return self._leap_next_queue()
-
-    def _leap_next_queue(self) -> Any:
-        heads = [(head, queue) for queue in self.leap_queues if (head := queue.head()) is not None]
-        return min(heads, key=lambda pair: pair[0])[1] if heads else None
+        return first_by_urgency(self.leap_queues)
 
     def _leap_first(self) -> Any:
         """Who is next for admission, None if nobody waits."""
         by_key = self._leap_armed and self.leap_options.has("queue")
-        queue = self._leap_next_queue() if by_key else getattr(self, "skipped_waiting", None) or self.waiting
+        queue = first_by_urgency(self.leap_queues) if by_key else getattr(self, "skipped_waiting", None) or self.waiting
         return queue.peek_request() if queue else None
 
     # The way to the hidden states.

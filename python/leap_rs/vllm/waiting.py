@@ -27,6 +27,12 @@ class _Entry:
     queued_s: float
 
 
+def first_by_urgency(queues: Iterable[WaitingQueue]) -> WaitingQueue | None:
+    """Of armed queues the one whose first is next; None where nobody waits."""
+    heads = [(head, queue) for queue in queues if (head := queue.head()) is not None]
+    return min(heads, key=lambda pair: pair[0])[1] if heads else None
+
+
 class WaitingQueue:
     """A `RequestQueue` of vLLM by duck typing. In the core's queues a request goes by its number in the ranker."""
 
@@ -186,9 +192,11 @@ class WaitingQueue:
         """Whom vLLM would look at next: by key the first of both queues, else of those that it skipped before."""
         queues = (self, *self.beside)
         if self.armed:
-            heads = [(head, queue) for queue in queues if (head := queue.head()) is not None]
-            return min(heads, key=lambda pair: pair[0])[1].peek_request()
-        return next((queue for queue in queues if queue._holders_first and len(queue) > 0), self).peek_request()
+            first = first_by_urgency(queues)
+        else:
+            first = next((queue for queue in queues if queue._holders_first and len(queue) > 0), None)
+        # Not by the truth of a queue, which is what is asked here.
+        return (self if first is None else first).peek_request()
 
     def _first_by_key(self) -> tuple[float, int] | None:
         if not self._entries:

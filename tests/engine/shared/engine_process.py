@@ -43,8 +43,8 @@ class SharedEngineServer(EngineServer):
             return f"{type(raised).__name__}: {raised}"
         return ""
 
-    def _time_scheduler(self) -> None:
-        """Nothing is timed here, and in a process of its own the scheduler is out of reach."""
+    def _watch_scheduler(self) -> None:
+        """Nothing is timed or counted here, and in a process of its own the scheduler is out of reach."""
 
     def schedule(self, kind: str, leap: dict[str, Any], limits: dict[str, Any], rows: str) -> None:
         """Puts a new scheduler in the place of the present one, which has been told that the engine stops.

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pytest
+import small_engine
 from lockstep_reference import Request, lockstep
 from rich.console import Console
+from small_engine import asked
 
 from leap_rs import _leap
 from leap_rs._leap import ConfigError, Readout
@@ -21,24 +23,11 @@ from leap_rs.replay import replay
 from leap_rs.replay.report import render
 
 ENGINE: dict[str, Any] = {
-    "cost": {
-        "step_s": 0.0067,
-        "per_decode_seq_s": 5e-5,
-        "per_kv_token_s": 1.2e-6,
-        "per_token_over_free_s": 1.7e-5,
-        "free_tokens": 24.0,
-        "per_prefill_pair_s": 1e-8,
-        "per_kv_token_with_prefill_s": 3e-7,
-    },
+    **small_engine.ENGINE,
     "kv_tokens": 2560,
-    "block_size": 16,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 256,
-    "async_scheduling": True,
-    "enable_chunked_prefill": True,
     "enable_prefix_caching": False,
-    "reserve_full_prompt": True,
-    "watermark": 0.0,
 }
 TIMES = ("admitted_s", "first_token_s", "finish_s")
 
@@ -56,11 +45,6 @@ def columns(seed: int, n: int = 150, gap_s: float = 0.03) -> dict[str, Any]:
 
 def simulate(trace: dict[str, Any], *, timeline: bool = False, **changes: Any) -> dict[str, npt.NDArray[Any]]:
     return _leap.simulate(trace, json.dumps(ENGINE | changes), timeline=timeline)
-
-
-def options(policies: list[str], engine: dict[str, Any], **changes: Any) -> str:
-    usual = {"points": [{}], "burstiness": 1.0, "seed": 0, "seeds": 1, "percentiles": [99.0], "threads": 1}
-    return json.dumps({"policies": policies, "engine": engine, **usual, **changes})
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -88,7 +72,7 @@ def test_each_rank_orders_its_own_queue(ranks: int, async_scheduling: bool) -> N
     def length(request: Request) -> float:
         return request.output
 
-    _, rows = _leap.replay(trace, options(["sjf-oracle:memory_weight=0"], engine), requests=True)
+    _, rows = _leap.replay(trace, asked(["sjf-oracle:memory_weight=0"], engine), requests=True)
     assert rows is not None
     order = np.argsort(rows["request"])
     expected = lockstep(trace, engine, ranks, key=length)
@@ -136,9 +120,7 @@ def test_one_rank_is_the_engine_itself() -> None:
     plain, one = simulate(trace, timeline=True), simulate(trace, timeline=True, **changes)
     assert {name: values.tobytes() for name, values in plain.items()} == {n: v.tobytes() for n, v in one.items()}
     policies = ["fcfs", "las", "srpt-oracle"]
-    assert (
-        _leap.replay(trace, options(policies, ENGINE))[0] == _leap.replay(trace, options(policies, ENGINE | changes))[0]
-    )
+    assert _leap.replay(trace, asked(policies, ENGINE))[0] == _leap.replay(trace, asked(policies, ENGINE | changes))[0]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -147,7 +129,7 @@ def test_capacity_grows_with_the_ranks_when_all_steps_are_equal(ranks: int) -> N
     engine = ENGINE | {"cost": cost, "kv_tokens": 100_000, "max_num_batched_tokens": 100_000}
     trace = columns(6, n=600)
     one, several = (
-        json.loads(_leap.replay(trace, options(["fcfs"], engine | {"data_parallel_size": n}))[0])["capacity_rps"][0]
+        json.loads(_leap.replay(trace, asked(["fcfs"], engine | {"data_parallel_size": n}))[0])["capacity_rps"][0]
         for n in (1, ranks)
     )
     assert several == pytest.approx(ranks * one, rel=0.05)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
+import small_engine
 
 from leap_rs import _leap
 
@@ -70,29 +70,17 @@ def test_replay_agrees_with_a_few_lines(seats: int, seed: int) -> None:
     arrival -= arrival[0]
     prompt = random.integers(1, 600, n).astype(np.uint32)
     output = np.maximum(1, random.geometric(1 / 40, n)).astype(np.uint32)
-    options: dict[str, Any] = {
-        "policies": ["fcfs"],
-        "points": [{}],
-        "burstiness": 1.0,
-        "seed": 0,
-        "seeds": 1,
-        "percentiles": [99.0],
-        "threads": 1,
-        "engine": {
-            "cost": COST,
-            "kv_tokens": 10_000_000,
-            "block_size": 16,
-            "max_num_seqs": seats,
-            "max_num_batched_tokens": 1_000_000,
-            "async_scheduling": False,
-            "enable_chunked_prefill": True,
-            "enable_prefix_caching": False,
-            "reserve_full_prompt": True,
-            "watermark": 0.0,
-        },
+    engine = {
+        **small_engine.ENGINE,
+        "cost": COST,
+        "kv_tokens": 10_000_000,
+        "max_num_seqs": seats,
+        "max_num_batched_tokens": 1_000_000,
+        "async_scheduling": False,
+        "enable_prefix_caching": False,
     }
     columns = {"arrival_s": arrival, "prompt_tokens": prompt, "output_tokens": output}
-    text, table = _leap.replay(columns, json.dumps(options), requests=True)
+    text, table = _leap.replay(columns, small_engine.asked(["fcfs"], engine), requests=True)
     assert table is not None
     order = np.argsort(table["request"])
     first, finish = fcfs(arrival.tolist(), prompt.tolist(), output.tolist(), seats)

@@ -9,21 +9,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from small_engine import COST, ENGINE, asked
 
 import leap_rs
 from leap_rs import _leap
 from leap_rs.replay import replay
 
-COST = {
-    "step_s": 0.0067,
-    "per_decode_seq_s": 5e-5,
-    "per_kv_token_s": 1.2e-6,
-    "per_token_over_free_s": 1.7e-5,
-    "free_tokens": 24.0,
-    "per_prefill_pair_s": 1e-8,
-    "per_kv_token_with_prefill_s": 3e-7,
-}
-PROMPT, OUTPUT, SEATS = 30, 100, 12
+PROMPT, OUTPUT = 30, 100
+SEATS = ENGINE["max_num_seqs"]
 
 
 def frame(count: int, prompt: int = PROMPT, output: int = OUTPUT) -> pl.DataFrame:
@@ -38,30 +31,9 @@ def frame(count: int, prompt: int = PROMPT, output: int = OUTPUT) -> pl.DataFram
 
 def core(count: int = 48, *, policies: tuple[str, ...] = ("fcfs",), **options: Any) -> tuple[dict[str, Any], Any]:
     """Equal requests on an engine without overlap and prefix cache, of which every step time has a formula."""
-    engine = {
-        "cost": COST,
-        "kv_tokens": 6400,
-        "block_size": 16,
-        "max_num_seqs": SEATS,
-        "max_num_batched_tokens": 512,
-        "async_scheduling": False,
-        "enable_chunked_prefill": True,
-        "enable_prefix_caching": False,
-        "reserve_full_prompt": True,
-        "watermark": 0.0,
-    }
-    asked = {
-        "policies": list(policies),
-        "points": [{}],
-        "burstiness": 1.0,
-        "seed": 0,
-        "seeds": 1,
-        "percentiles": [99.0],
-        "threads": 1,
-        "engine": engine,
-    }
+    engine = ENGINE | {"async_scheduling": False, "enable_prefix_caching": False}
     trace = {name: column.to_numpy() for name, column in zip(frame(1).columns, frame(count), strict=True)}
-    text, rows = _leap.replay(trace, json.dumps(asked | options), requests=True)
+    text, rows = _leap.replay(trace, asked(policies, engine, **options), requests=True)
     return json.loads(text), rows
 
 

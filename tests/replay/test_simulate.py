@@ -8,32 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from small_engine import ENGINE, asked
 
 from leap_rs import _leap
 from leap_rs._leap import ConfigError, TraceError
 
 Floats = npt.NDArray[np.float64]
-
-ENGINE: dict[str, Any] = {
-    "cost": {
-        "step_s": 0.0067,
-        "per_decode_seq_s": 5e-5,
-        "per_kv_token_s": 1.2e-6,
-        "per_token_over_free_s": 1.7e-5,
-        "free_tokens": 24.0,
-        "per_prefill_pair_s": 1e-8,
-        "per_kv_token_with_prefill_s": 3e-7,
-    },
-    "kv_tokens": 6400,
-    "block_size": 16,
-    "max_num_seqs": 12,
-    "max_num_batched_tokens": 512,
-    "async_scheduling": True,
-    "enable_chunked_prefill": True,
-    "enable_prefix_caching": True,
-    "reserve_full_prompt": True,
-    "watermark": 0.0,
-}
 
 
 def columns(seed: int, n: int = 120) -> dict[str, Any]:
@@ -65,19 +45,9 @@ def between(run: dict[str, npt.NDArray[Any]], count: int = 4000) -> Floats:
 def test_one_simulation_is_a_replay_of_the_first_seed(changes: dict[str, Any]) -> None:
     trace = columns(1)
     run = simulate(trace, **changes)
-    options = {
-        "policies": ["fcfs"],
-        "points": [{}],
-        "burstiness": 1.0,
-        "seed": 0,
-        "seeds": 1,
-        "percentiles": [99.0],
-        "threads": 1,
-        "engine": ENGINE | changes,
-    }
     # The replay's clock starts at the first arrival.
     shifted = trace | {"arrival_s": trace["arrival_s"] - trace["arrival_s"][0]}
-    _, rows = _leap.replay(shifted, json.dumps(options), requests=True)
+    _, rows = _leap.replay(shifted, asked(["fcfs"], ENGINE | changes), requests=True)
     assert rows is not None
     order = np.argsort(rows["request"])
     run = simulate(shifted, **changes)

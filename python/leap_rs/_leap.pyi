@@ -8,7 +8,7 @@ from typing_extensions import Self
 
 _Path: TypeAlias = str | PathLike[str]
 _Target: TypeAlias = Literal["sqrt", "log", "raw"]
-_Kind: TypeAlias = Literal["prompt", "state"]
+_Kind: TypeAlias = Literal["prompt", "text", "state"]
 _Order: TypeAlias = Literal["countdown", "survival", "gittins"]
 _Objective: TypeAlias = Literal["ptl", "e2el"]
 _DType: TypeAlias = Literal["float32", "float64"]
@@ -54,7 +54,7 @@ class Readout:
     ) -> Self:
         """Ridge fit of features (n, d) to lengths (n,) in tokens; lam by k-fold unless given.
 
-        meta: kind ("state" or "prompt"), model, layer, fit_date, trained_on; other keys are kept as text.
+        meta: kind ("state", "text" or "prompt"), model, layer, fit_date, trained_on; other keys are kept as text.
         """
 
     def score(self, features: _Features) -> _F32:

@@ -11,14 +11,21 @@ use crate::{Error, Result};
 
 mod file;
 
-/// When the features are known: before prefill, from the prompt, or after it, from a hidden state.
+/// What the features are, and with it when they are known, from the earliest on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Prompt features, before prefill.
+    /// Prompt features: on arrival.
     Prompt,
+    /// Text features, a small encoder's of the prompt's text, beside the prompt features: once it has read the prompt.
+    Text,
     /// The hidden state of the last prompt token, after prefill.
     State,
+}
+
+impl Kind {
+    /// All of them, in the order in which they come to be known.
+    pub const ALL: [Self; 3] = [Self::Prompt, Self::Text, Self::State];
 }
 
 /// The scale on which the layer is linear.
@@ -74,13 +81,13 @@ macro_rules! lower_case_names {
     };
 }
 
-lower_case_names!(Kind, "kind", "prompt" => Kind::Prompt, "state" => Kind::State);
+lower_case_names!(Kind, "kind", "prompt" => Kind::Prompt, "text" => Kind::Text, "state" => Kind::State);
 lower_case_names!(Target, "target", "sqrt" => Target::Sqrt, "log" => Target::Log, "raw" => Target::Raw);
 
 /// Where a readout comes from and what it belongs to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Meta {
-    /// Prompt or state readout.
+    /// Which readout it is.
     pub kind: Kind,
     /// Model whose features it reads.
     pub model: Option<String>,

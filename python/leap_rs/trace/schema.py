@@ -16,7 +16,7 @@ VERSION_KEY = "leap_trace_version"
 BLOCK_SIZE_KEY = "block_size"
 DEFAULT_BLOCK_SIZE = 16
 FINISH_REASONS = ("stop", "length", "abort")
-FEATURE_COLUMNS = ("features", "prompt_features")
+FEATURE_COLUMNS = ("features", "prompt_features", "text_features")
 SCORE_PREFIX = "score_"
 
 U32_MAX = 2**32 - 1

@@ -362,7 +362,7 @@ impl<'a> Engine<'a> {
             admitted_s: request.admitted_s,
             first_token_s: request.first_token_s,
             finish_s: request.finish_s,
-            predicted: [Kind::Prompt, Kind::State].map(|readout| self.ranker.predicted.get(readout, id)),
+            predicted: Kind::ALL.map(|readout| self.ranker.predicted.get(readout, id)),
         }
     }
 }

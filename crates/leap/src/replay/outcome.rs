@@ -36,15 +36,14 @@ pub struct Record {
     pub first_token_s: f64,
     /// End of the step with the last token, in seconds.
     pub finish_s: f64,
-    /// Predicted tokens before and after prefill; NaN where nothing was predicted.
-    pub predicted: [f32; 2],
+    /// Predicted tokens by [`Kind`](crate::readout::Kind) of readout; NaN where nothing was predicted.
+    pub predicted: [f32; 3],
 }
 
 impl Record {
-    /// Predicted tokens by the last who said: after prefill where that was known, else before; NaN where neither was.
+    /// Predicted tokens by the last of the readouts that said anything; NaN where none did.
     pub fn best_predicted(&self) -> f32 {
-        let [before, after] = self.predicted;
-        if after.is_nan() { before } else { after }
+        self.predicted.iter().copied().rfind(|tokens| !tokens.is_nan()).unwrap_or(f32::NAN)
     }
 }
 

@@ -42,14 +42,14 @@ impl Readouts {
 /// Predicted tokens of each request, before prefill (by the prompt readout or another predictor's score) and after it (by
 /// the state readout); NaN where nothing was known. The ranks of a deployment share them: a request that comes again may
 /// come to another rank.
-pub struct Predicted([Vec<Cell<f32>>; 2]);
+pub struct Predicted([Vec<Cell<f32>>; 3]);
 
 impl Predicted {
     pub fn new(spec: &PolicySpec, trace: &Trace, input: &RunInput, readouts: &Readouts) -> Result<Self> {
         let [prompt, state] = readouts.used_by(spec, trace);
         let before = prompt.is_some() || !spec.scores(trace)?.is_empty();
         let unknown = |there: bool| if there { vec![Cell::new(f32::NAN); input.len()] } else { Vec::new() };
-        Ok(Self([unknown(before), unknown(state.is_some())]))
+        Ok(Self([unknown(before), unknown(false), unknown(state.is_some())]))
     }
 
     /// Tokens that a readout, or another predictor before prefill, predicted; NaN also where it predicts nothing at all.
@@ -320,7 +320,7 @@ impl<'a> Ranker<'a> {
                 Some(Arc::new(SurvivalFunction::certain(self.trace.output_tokens[row])))
             }
             _ => {
-                let predicted = [Kind::Prompt, Kind::State]
+                let predicted = Kind::ALL
                     .iter()
                     .any(|&readout| !self.predicted.get(readout, id as usize).is_nan());
                 let known = self.known.get(id as usize)?.as_ref().filter(|_| predicted)?;

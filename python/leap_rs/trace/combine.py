@@ -72,8 +72,9 @@ def _refuse_other_features(inputs: Sequence[_Input]) -> None:
                 raise schema.Rows(one.stream.path).fault(
                     f"{one.columns[column]}, but {first.stream.path} has {first.columns[column]}", column=column
                 )
-            for key in ("model", "layer") if column == "features" else ("model",):
-                ours, theirs = one.stream.metadata.get(key), first.stream.metadata.get(key)
+            own, other = (schema.identity(column, each.stream.metadata) for each in (one, first))
+            for key in schema.FEATURES_OF[column]:
+                ours, theirs = own.get(key), other.get(key)
                 if ours != theirs:
                     raise schema.Rows(one.stream.path).fault(
                         f"from {key} {ours or 'unknown'}, but those of {first.stream.path} are from {key} "

@@ -16,7 +16,13 @@ VERSION_KEY = "leap_trace_version"
 BLOCK_SIZE_KEY = "block_size"
 DEFAULT_BLOCK_SIZE = 16
 FINISH_REASONS = ("stop", "length", "abort")
-FEATURE_COLUMNS = ("features", "prompt_features", "text_features")
+FEATURES_OF = {
+    "features": ("model", "layer"),
+    "prompt_features": ("model",),
+    "text_features": ("encoder", "encoder_layer"),
+}
+"""The columns of features, and the metadata that say what they are of."""
+FEATURE_COLUMNS = tuple(FEATURES_OF)
 SCORE_PREFIX = "score_"
 
 U32_MAX = 2**32 - 1
@@ -67,6 +73,16 @@ def checked(frame: pl.DataFrame, rows: Path | Rows, metadata: Mapping[str, str])
     frame = pl.DataFrame([_checked_column(series, at) for series in frame.get_columns()])
     _check_between_columns(frame, at, metadata)
     return frame
+
+
+def identity(column: str, metadata: Mapping[str, str]) -> dict[str, str]:
+    """What a column of features is of, as far as the trace says it: two that differ in it cannot be read by one readout.
+
+    `features_model` stands where the states and embeddings are not those of the model that answered.
+    """
+    keys = FEATURES_OF.get(column, ())
+    known = {**metadata, "model": metadata.get("features_model", metadata.get("model"))}
+    return {key: value for key in keys if (value := known.get(key)) is not None}
 
 
 def refuse_repeated_ids(ids: pl.Series, rows: Path | Rows) -> None:

@@ -81,8 +81,9 @@ def leap_fit(
 ) -> None:
     """Fit readouts of output length on traces and write them, each with its anchor for RLS beside it.
 
-    Traces with `features` give the state readout, traces with `prompt_features` the prompt readout. Where both are
-    fitted, the state readout goes to NAME.safetensors and the prompt readout to NAME.prompt.safetensors.
+    Traces with `features` give the state readout, with `prompt_features` the prompt readout, with `text_features` the
+    text readout. The first of them goes to NAME.safetensors, the others to NAME.prompt.safetensors and
+    NAME.text.safetensors.
     """
     if out.suffix != SUFFIX:
         raise typer.BadParameter(f"{out} must end with {SUFFIX}", param_hint="--out")

@@ -11,12 +11,13 @@ import numpy.typing as npt
 import polars as pl
 
 from leap_rs._leap import ConfigError, TraceError
+from leap_rs.fit import joined
 from leap_rs.trace import Trace, labels, schema
 
-Kind = Literal["state", "prompt"]
+Kind = Literal["state", "prompt", "text"]
 
-COLUMNS: dict[Kind, str] = {"state": "features", "prompt": "prompt_features"}
-_SAME = ("model", "layer")
+COLUMNS: dict[Kind, str] = {"state": "features", "prompt": joined.PROMPT, "text": joined.TEXT}
+"""The column that a trace must have for a readout of the kind."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,18 @@ class Labelled:
         return Labelled(self.features[rows], self.lengths[rows], self.censored[rows], self.max_tokens)
 
 
-def kinds(traces: Sequence[Trace]) -> list[Kind]:
-    """The kinds of readout that can be fitted: those whose column every trace has. `TraceError` where none has."""
-    found = [kind for kind, column in COLUMNS.items() if all(column in trace.frame.columns for trace in traces)]
+def columns(traces: Sequence[Trace]) -> dict[Kind, str]:
+    """What each readout that can be fitted reads: of those kinds whose column every trace has, in the order of `COLUMNS`.
+
+    `TraceError` where there is none, or where the text readout would read other rows in one trace than in another.
+    """
+    found = {kind: column for kind, column in COLUMNS.items() if not any(joined.lacking(one, column) for one in traces)}
     if not found:
         without = next(trace for trace in traces if not set(COLUMNS.values()) <= set(trace.frame.columns))
         wanted = " or ".join(f"'{column}'" for column in COLUMNS.values())
         raise TraceError(f"{without.path}: nothing to fit a readout on: no column {wanted} that all traces have")
-    return found
+    text = joined.column_of(traces)
+    return found if text is None else {**found, "text": text}
 
 
 def output_budget(traces: Sequence[Trace]) -> int:
@@ -87,12 +92,27 @@ def named(traces: Sequence[Trace]) -> str:
 
 
 def require_same_features(traces: Sequence[Trace]) -> None:
-    """Refuse features of different models or layers: one readout cannot serve both."""
-    for key in _SAME:
-        known = [(trace.metadata[key], trace.path) for trace in traces if key in trace.metadata]
-        for value, path in known[1:]:
-            if value != known[0][0]:
-                raise ConfigError(f"{path}: its features are of {key} {value}, those of {known[0][1]} of {known[0][0]}")
+    """Refuse features of different models, layers or encoders: one readout cannot serve both."""
+    for column, keys in schema.FEATURES_OF.items():
+        having = [
+            (schema.identity(column, trace.metadata), trace.path) for trace in traces if column in trace.frame.columns
+        ]
+        for key in keys:
+            known = [(of[key], path) for of, path in having if key in of]
+            for value, path in known[1:]:
+                if value != known[0][0]:
+                    raise ConfigError(
+                        f"{path}: its {column} are of {key} {value}, those of {known[0][1]} of {known[0][0]}"
+                    )
+
+
+def not_judged(trace: Trace, column: str) -> str | None:
+    """Why nothing is evaluated on the column, if the trace lacks it or a part of it."""
+    lacking = joined.lacking(trace, column)
+    if not lacking:
+        return None
+    what = "it" if lacking == [column] else f"'{column}'"
+    return f"{trace.path}: no column '{lacking[0]}', so not evaluated for {what}"
 
 
 def labelled(trace: Trace, column: str, max_tokens: int) -> Labelled:

@@ -61,8 +61,8 @@ def compare(
             raise ConfigError(f"{training[0].path}: --layers: outside one of the folds all lengths are the same")
         evaluations = {}
         for trace in judging:
-            if column not in trace.frame.columns:
-                notes.append(f"{trace.path}: no column '{column}', so not evaluated for it")
+            if told := data.not_judged(trace, column):
+                notes.append(told)
                 continue
             part = data.labelled(trace, column, max_tokens)
             data.require_width(column, trace, part, readout.d, training[0])

@@ -181,7 +181,7 @@ def layers_tables(out: Report, result: Result) -> None:
     layers = result.layers or []
     names = short_names(list(dict.fromkeys(path for layer in layers for path in layer.evaluations)))
     heads = ("d", "lambda", *SCORES)
-    about = [(layer, [layer.column[:NAME_WIDTH]], [str(layer.d), f"{layer.lam:g}"]) for layer in layers]
+    about = [(layer, [named(layer.column)], [str(layer.d), f"{layer.lam:g}"]) for layer in layers]
     if layers:
         rows = ([*name, *size, *cells(layer.out_of_fold)][:-2] for layer, name, size in about)
         out.table("feature columns, training rows that a fold left out", ("column",), heads[:-2], rows)
@@ -192,6 +192,11 @@ def layers_tables(out: Report, result: Result) -> None:
             if path in layer.evaluations
         )
         out.table(f"feature columns, frozen on {name}", ("column",), heads, judged)
+
+
+def named(column: str) -> str:
+    """A column's name, cut to fit; what was joined stands below each other."""
+    return " +\n".join(part[:NAME_WIDTH] for part in column.split(" + "))
 
 
 def cells(score: Score) -> list[str]:

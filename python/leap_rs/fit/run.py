@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from leap_rs._leap import LeapError, Readout
-from leap_rs.fit import data, evaluate, layers, targets
+from leap_rs.fit import data, evaluate, joined, layers, targets
 from leap_rs.fit.curve import Curve, curve
 from leap_rs.fit.layers import Layer
 from leap_rs.fit.metrics import Score
@@ -86,15 +86,16 @@ def run(traces: Sequence[Path], evaluation: Sequence[Path], out: Path, options: 
     max_tokens = options.max_tokens or data.output_budget(training)
     data.require_variance(training, max_tokens)
     data.require_same_features([*training, *judging])
-    kinds = data.kinds(training)
+    columns = data.columns(training)
+    training, judging = ([joined.with_column(one, columns.get("text")) for one in part] for part in (training, judging))
 
     fitted = []
-    for kind in kinds:
-        rows, judged, told = labelled(data.COLUMNS[kind], training, judging, max_tokens)
+    for kind, column in columns.items():
+        rows, judged, told = labelled(column, training, judging, max_tokens)
         notes.extend(told)
         data.require_known(training, rows)
         try:
-            fitted.append(fit_one(kind, rows, judged, meta(kind, training), path_of(out, kind, kinds), options))
+            fitted.append(fit_one(kind, rows, judged, meta(kind, training), path_of(out, kind, list(columns)), options))
         except LeapError as error:
             # The core knows rows and folds, but not which files they came from.
             raise type(error)(f"{data.named(training)}: {error}") from None
@@ -134,8 +135,8 @@ def labelled(
     ]
     judged = {}
     for trace in judging:
-        if column not in trace.frame.columns:
-            notes.append(f"{trace.path}: no column '{column}', so not evaluated for it")
+        if told := data.not_judged(trace, column):
+            notes.append(told)
             continue
         if any(trace.path.resolve() == other.path.resolve() for other in training):
             notes.append(f"{trace.path}: the readouts were fitted on this trace, so its scores flatter")

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from leap_rs.fit.command import app, expand
+from leap_rs.fit.data import Labelled
 from leap_rs.trace import read_trace, write_trace
 
 WIDTH = 24
@@ -45,3 +46,11 @@ def narrow(source: Path, target: Path, columns: Sequence[str] = ("features", "pr
 def arrays(path: Path, column: str = "features") -> tuple[Any, Any]:
     frame = read_trace(path)
     return frame[column].to_numpy().astype(np.float64), frame["output_tokens"].to_numpy()
+
+
+def traffic(weights: list[float], rows: int, seed: int) -> Labelled:
+    """Lengths whose square root is linear in the features with these weights and a deviation of 2."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, len(weights)))
+    lengths = np.clip(np.round((16 + x @ weights + 2 * rng.normal(size=rows)) ** 2), 1, BUDGET)
+    return Labelled(x.astype(np.float32), lengths.astype(np.uint32), lengths >= BUDGET, BUDGET)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fit_command import LAM, arrays, fit_json
+from fit_command import LAM, arrays, fit_json, traffic
 from fit_reference import Ridge, spearman
 
 from leap_rs._leap import Readout
@@ -18,14 +18,6 @@ from leap_rs.fit.metrics import Predictions
 from leap_rs.fit.options import Options
 
 OPTIONS = Options(rls=True)
-
-
-def traffic(weights: list[float], rows: int, seed: int) -> Labelled:
-    """Lengths whose square root is linear in the features with these weights and a deviation of 2."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(rows, len(weights)))
-    lengths = np.clip(np.round((16 + x @ weights + 2 * rng.normal(size=rows)) ** 2), 1, 1024)
-    return Labelled(x.astype(np.float32), lengths.astype(np.uint32), lengths >= 1024, 1024)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from leap_rs import terminal
 from leap_rs.fit.options import Options, TargetName
 from leap_rs.fit.readouts import SUFFIX
 from leap_rs.fit.report import report
-from leap_rs.fit.run import run
+from leap_rs.fit.run import run, run_from_zero
 
 app = terminal.application()
 
@@ -33,6 +33,9 @@ class Target(str, Enum):
     RAW = "raw"
 
 
+FROM_ZERO = ("traces", "from_zero", "lam", "max_tokens", "batch", "forgetting", "as_json")
+"""The parameters that say something where readouts start from zero."""
+
 NAMES: Mapping[Target, TargetName] = {Target.SQRT: "sqrt", Target.LOG: "log", Target.RAW: "raw"}
 
 
@@ -45,8 +48,12 @@ def checked_forgetting(value: float) -> float:
 
 @app.command()
 def leap_fit(
+    context: typer.Context,
     traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="Traces to fit on.", show_default=False)],
-    out: Annotated[Path, typer.Option(metavar="NAME.safetensors", help="The readout's file.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="NAME.safetensors", help="The readout's file; only --from-zero needs none."),
+    ] = None,
     evaluation: Annotated[
         list[Path] | None,
         typer.Option(
@@ -77,6 +84,13 @@ def leap_fit(
     layers: Annotated[
         bool, typer.Option("--layers", help="Also compare every feature column that the traces carry.")
     ] = False,
+    from_zero: Annotated[
+        bool,
+        typer.Option(
+            "--from-zero",
+            help="Write nothing: stream each TRACE through readouts that start with it and learn as a server does.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Fit readouts of output length on traces and write them, each with its anchor for RLS beside it.
@@ -85,17 +99,29 @@ def leap_fit(
     text readout. The first of them goes to NAME.safetensors, the others to NAME.prompt.safetensors and
     NAME.text.safetensors.
     """
-    if out.suffix != SUFFIX:
-        raise typer.BadParameter(f"{out} must end with {SUFFIX}", param_hint="--out")
     options = Options(lam, folds, NAMES[target], max_tokens, seed, batch, rls, forgetting, layers)
+    if from_zero:
+        refuse_others(context)
+    elif out is None:
+        raise typer.BadParameter("a file is needed; only --from-zero writes none", param_hint="--out")
+    elif out.suffix != SUFFIX:
+        raise typer.BadParameter(f"{out} must end with {SUFFIX}", param_hint="--out")
     with terminal.ending("leap-fit"):
-        result = run(traces, evaluation or [], out, options)
+        result = run_from_zero(traces, options) if out is None else run(traces, evaluation or [], out, options)
         for note in result.notes:
             print(f"leap-fit: {note}", file=sys.stderr)
         if as_json:
             print(json.dumps(result.to_dict(), allow_nan=False), flush=True)
         else:
             report(result)
+
+
+def refuse_others(context: typer.Context) -> None:
+    """Refuse options that say nothing from zero: nothing is fitted or written, and each trace is judged on itself."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in FROM_ZERO:
+            raise typer.BadParameter("has no meaning with --from-zero", param_hint=parameter.opts[0])
 
 
 def main(words: Sequence[str] | None = None) -> None:

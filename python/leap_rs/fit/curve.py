@@ -82,20 +82,23 @@ def curve(readout: Readout, made: dict[str, Predictions], data: Labelled, option
 
 
 def windows(made: dict[str, Predictions], data: Labelled) -> list[Window]:
-    """Consecutive windows of `WINDOW` requests; a rest of less than half a window belongs to the one before it."""
-    if len(data) == 0:
-        return []
-    starts = list(range(0, len(data), WINDOW))
-    if len(starts) > 1 and len(data) - starts[-1] < WINDOW / 2:
-        starts.pop()
+    """The rank correlations of both kinds of predictions in every window of the stream."""
     found = []
-    for start, end in zip(starts, [*starts[1:], len(data)], strict=True):
+    for start, end in edges(len(data)):
         rows = np.zeros(len(data), dtype=np.bool_)
         rows[start:end] = True
         part = data.where(rows)
         of = {name: ranked(predicted.lengths[start:end], part) for name, predicted in made.items()}
         found.append(Window(start + 1, end, of["frozen"], of["rls"]))
     return found
+
+
+def edges(rows: int) -> list[tuple[int, int]]:
+    """Consecutive windows of `WINDOW` requests; a rest of less than half a window belongs to the one before it."""
+    starts = list(range(0, rows, WINDOW))
+    if len(starts) > 1 and rows - starts[-1] < WINDOW / 2:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], rows], strict=True)) if rows else []
 
 
 def own_predictions(data: Labelled, options: Options) -> tuple[Lengths, Folds] | None:

@@ -139,6 +139,31 @@ def forced(trace: Trace) -> pl.Series:
     return pl.repeat(False, trace.frame.height, eager=True)
 
 
+def settled(trace: Trace) -> list[str]:
+    """A remark where answers have such a length."""
+    count = int(forced(trace).sum())
+    return [f"{trace.path}: {count} answers had a length that their client had settled: left out"] if count else []
+
+
+def remarks(part: Labelled) -> list[str]:
+    """What limits the scores on these rows."""
+    found = []
+    lengths = part.lengths[part.known]
+    if not part.known.all():
+        count = int((~part.known).sum())
+        found.append(
+            f"{count} answers were cut before {part.max_tokens} tokens: left out of ranks and errors, "
+            "lower bounds for RLS and intervals"
+        )
+    if len(part) == 0:
+        found.append("all answers were aborted: there is nothing to judge on")
+    elif len(lengths) == 1:
+        found.append("one answer alone has a known length, so ranks are undefined")
+    elif len(np.unique(lengths)) == 1:
+        found.append(f"all {len(lengths)} lengths are {lengths[0]} tokens, so ranks are undefined")
+    return found
+
+
 def stacked(column: str, traces: Sequence[Trace], parts: Sequence[Labelled]) -> Labelled:
     """All rows below each other; every trace must have the same number of features."""
     for trace, part in zip(traces, parts, strict=True):

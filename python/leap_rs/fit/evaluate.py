@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from leap_rs._leap import OnlineReadout, Readout
 from leap_rs.fit.data import Labelled
@@ -14,7 +15,7 @@ def predictions(readout: Readout, data: Labelled, options: Options) -> dict[str,
     """Those of the frozen readout and, where RLS is wanted, of the one that learns."""
     made = {"frozen": Predictions(readout.predict(data.features), readout.pit(data.features, data.lengths))}
     if options.rls:
-        made["rls"] = stream(readout, data, options)
+        made["rls"], _ = stream(learner(readout, options), data)
     return made
 
 
@@ -30,17 +31,19 @@ def scores(made: dict[str, Predictions], data: Labelled, *, halves: bool = True)
     return found
 
 
-def stream(readout: Readout, data: Labelled, options: Options) -> Predictions:
-    """Predictions made before the request's own length is learned from, in order of arrival."""
-    online = learner(readout, options)
-    predicted = np.empty(len(data), dtype=np.float32)
-    low, high = np.empty(len(data)), np.empty(len(data))
+def stream(online: OnlineReadout, data: Labelled) -> tuple[Predictions, npt.NDArray[np.bool_]]:
+    """Predictions made before the request's own length is learned from, in order of arrival, and which a readout gave."""
+    predicted, known = np.empty(len(data), dtype=np.float32), np.zeros(len(data), dtype=np.bool_)
+    low, high = np.zeros(len(data)), np.zeros(len(data))
     for row in range(len(data)):
         one = slice(row, row + 1)
         predicted[row] = online.predict(data.features[one])[0]
-        low[one], high[one] = online.pit(data.features[one], data.lengths[one])
+        known[row] = online.known
+        if online.known:
+            # Not before: a row that is asked for twice would count twice towards mean and scale.
+            low[one], high[one] = online.pit(data.features[one], data.lengths[one])
         online.observe(data.features[one], data.lengths[one], data.censored[one])
-    return Predictions(predicted, (low, high))
+    return Predictions(predicted, (low, high)), known
 
 
 def learner(readout: Readout, options: Options) -> OnlineReadout:

@@ -47,8 +47,8 @@ def lacking(trace: Trace, column: str) -> list[str]:
 
 
 def with_column(trace: Trace, column: str | None) -> Trace:
-    """The trace with this joined column, where it has what is joined."""
-    if column is None or lacking(trace, column):
+    """The trace with this column, if it is one that is joined and the trace has its parts; as it is otherwise."""
+    if column not in _PARTS or lacking(trace, column):
         return trace
     frame = trace.frame
     if column == WITH_PROMPT:

@@ -15,6 +15,7 @@ from leap_rs.fit.curve import NEAR, WINDOW, Curve
 from leap_rs.fit.metrics import LONG, SHORT, Score
 from leap_rs.fit.readouts import train_spearman
 from leap_rs.fit.run import Fitted, Result
+from leap_rs.fit.zero import FromZero
 
 WIDTH = 120
 NAME_WIDTH = 22
@@ -89,7 +90,9 @@ def report(result: Result) -> None:
             windows_table(out, one, names)
             learning_table(out, one, names)
     layers_tables(out, result)
-    if names or result.layers:
+    if result.from_zero:
+        from_zero_tables(out, result.from_zero)
+    if names or result.layers or result.from_zero:
         out.line()
         out.line(textwrap.fill(LEGEND, WIDTH))
     if out.dashes:
@@ -192,6 +195,38 @@ def layers_tables(out: Report, result: Result) -> None:
             if path in layer.evaluations
         )
         out.table(f"feature columns, frozen on {name}", ("column",), heads, judged)
+
+
+def from_zero_tables(out: Report, found: Sequence[FromZero]) -> None:
+    """The readouts below each other for each trace: by window, and over all requests with a prediction."""
+    names = short_names(list(dict.fromkeys(str(one.trace) for one in found)))
+    for one in found:
+        first = "no prediction" if one.first_predicted is None else f"first prediction: request {one.first_predicted}"
+        out.line(f"{one.kind} readout from zero: {one.trace}\n  {one.rows} rows, d {one.d}, {first}")
+    longest = max((one.windows for one in found), key=len)
+    heads = [str(window.first) for window in longest[:WINDOWS]]
+    more = f"; {len(longest) - WINDOWS} windows more in --json" if len(longest) > WINDOWS else ""
+    rows = []
+    for one in found:
+        cells_of = [shown(window.spearman) for window in one.windows[: len(heads)]]
+        rows.append([names[str(one.trace)], one.kind, *cells_of, *[""] * (len(heads) - len(cells_of))])
+    out.table(
+        f"from zero, Spearman over {WINDOW} requests from the one named, of those with a prediction "
+        f"(standard error about 0.1{more})",
+        ("trace", "readout"),
+        heads,
+        rows,
+    )
+    out.table(
+        "from zero, requests with a prediction",
+        ("trace", "readout"),
+        SCORES,
+        (
+            [names[str(one.trace)], f"{one.kind}{told(name).removeprefix('from_zero')}", *cells(score)]
+            for one in found
+            for name, score in one.scores.items()
+        ),
+    )
 
 
 def named(column: str) -> str:

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from leap_rs._leap import LeapError, Readout
-from leap_rs.fit import data, evaluate, joined, layers, targets
+from leap_rs.fit import data, evaluate, joined, layers, targets, zero
 from leap_rs.fit.curve import Curve, curve
 from leap_rs.fit.layers import Layer
 from leap_rs.fit.metrics import Score
 from leap_rs.fit.options import Options, TargetName
 from leap_rs.fit.readouts import fit, meta, path_of, train_spearman
 from leap_rs.fit.targets import TargetScores
+from leap_rs.fit.zero import FromZero
 from leap_rs.trace import Trace, load
 from leap_rs.trace.files import reason
 from leap_rs.trace.model import NO_TIMES
@@ -62,7 +61,8 @@ class Result:
     """All that a call found, and what a user should be told about it."""
 
     readouts: list[Fitted]
-    layers: list[Layer] | None
+    layers: list[Layer] | None = None
+    from_zero: list[FromZero] | None = None
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,6 +70,8 @@ class Result:
         document: dict[str, Any] = {"leap_fit_version": 1, "readouts": [one.to_dict() for one in self.readouts]}
         if self.layers is not None:
             document["layers"] = [layer.to_dict() for layer in self.layers]
+        if self.from_zero is not None:
+            document["from_zero"] = [one.to_dict() for one in self.from_zero]
         return document
 
 
@@ -81,7 +83,7 @@ def run(traces: Sequence[Path], evaluation: Sequence[Path], out: Path, options: 
         raise LeapError(f"{out}: is a directory")
     training = [load(path) for path in traces]
     judging = [load(path) for path in evaluation]
-    notes = [line for trace in (*training, *judging) for line in trace.told() if not line.endswith(NO_TIMES)]
+    notes = about_files([*training, *judging])
 
     max_tokens = options.max_tokens or data.output_budget(training)
     data.require_variance(training, max_tokens)
@@ -104,7 +106,20 @@ def run(traces: Sequence[Path], evaluation: Sequence[Path], out: Path, options: 
         compared, told = layers.compare(training, judging, max_tokens, options)
         notes.extend(told)
     save(fitted, out.parent)
-    return Result(fitted, compared, list(dict.fromkeys(notes)))
+    return Result(fitted, compared, notes=list(dict.fromkeys(notes)))
+
+
+def run_from_zero(traces: Sequence[Path], options: Options) -> Result:
+    """Nothing is fitted or written: each trace teaches readouts that start with it."""
+    loaded = [load(path) for path in traces]
+    found, notes = zero.learn(loaded, options)
+    notes = [*about_files(loaded), *notes]
+    return Result([], from_zero=found, notes=list(dict.fromkeys(notes)))
+
+
+def about_files(traces: Sequence[Trace]) -> list[str]:
+    """What the readers noticed, but for arrival times: here they give no more than the order."""
+    return [line for trace in traces for line in trace.told() if not line.endswith(NO_TIMES)]
 
 
 def save(fitted: Sequence[Fitted], directory: Path) -> None:
@@ -128,11 +143,7 @@ def labelled(
     if not rows.known.all():
         count = int((~rows.known).sum())
         notes.append(f"{count} answers were cut before {max_tokens} tokens: their length is not known, so left out")
-    notes += [
-        f"{trace.path}: {count} answers had a length that their client had settled: left out"
-        for trace in (*training, *judging)
-        if (count := int(data.forced(trace).sum()))
-    ]
+    notes += [told for trace in (*training, *judging) for told in data.settled(trace)]
     judged = {}
     for trace in judging:
         if told := data.not_judged(trace, column):
@@ -143,27 +154,8 @@ def labelled(
         part = data.labelled(trace, column, max_tokens)
         data.require_width(column, trace, part, rows.features.shape[1], training[0])
         judged[str(trace.path)] = part
-        notes.extend(f"{trace.path}: {what}" for what in remarks(part))
+        notes.extend(f"{trace.path}: {what}" for what in data.remarks(part))
     return rows, judged, notes
-
-
-def remarks(part: data.Labelled) -> list[str]:
-    """What limits the scores on these rows."""
-    found = []
-    lengths = part.lengths[part.known]
-    if not part.known.all():
-        count = int((~part.known).sum())
-        found.append(
-            f"{count} answers were cut before {part.max_tokens} tokens: left out of ranks and errors, "
-            "lower bounds for RLS and intervals"
-        )
-    if len(part) == 0:
-        found.append("all answers were aborted: there is nothing to judge on")
-    elif len(lengths) == 1:
-        found.append("one answer alone has a known length, so ranks are undefined")
-    elif len(np.unique(lengths)) == 1:
-        found.append(f"all {len(lengths)} lengths are {lengths[0]} tokens, so ranks are undefined")
-    return found
 
 
 def fit_one(

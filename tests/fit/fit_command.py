@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from leap_rs.fit.command import app, expand
 from leap_rs.fit.data import Labelled
 from leap_rs.trace import read_trace, write_trace
+from leap_rs.trace.schema import FEATURE_COLUMNS
 
 WIDTH = 24
 LAM = 30.0
@@ -37,7 +38,7 @@ def narrow(source: Path, target: Path, columns: Sequence[str] = ("features", "pr
     """A committed trace with its first features only, so that a test is quick."""
     frame = read_trace(source)
     arrays = [frame[c].cast(pl.Array(pl.Float32, frame[c].dtype.size)).to_numpy()[:, -WIDTH:] for c in columns]
-    frame = frame.drop("features", "prompt_features", strict=False)
+    frame = frame.drop(FEATURE_COLUMNS, strict=False)
     frame = frame.with_columns(pl.Series(c, values) for c, values in zip(columns, arrays, strict=True))
     write_trace(frame, target, model="m", layer=20)
     return frame

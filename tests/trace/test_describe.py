@@ -194,7 +194,7 @@ def test_the_committed_runs_have_what_a_calibration_needs(traces: Path) -> None:
     assert found["missing"]["leap-calibrate"] == []
     # Their lengths were forced.
     assert [line.split(":")[0] for line in found["missing"]["leap-fit"]] == [
-        "features or prompt_features",
+        "features or prompt_features or text_features",
         "answers that ended by themselves",
     ]
     assert 0 < found["shared_prefix"]["token_share"] < 0.1

@@ -150,9 +150,7 @@ def test_rows_without_a_known_length_are_left_out(small: Path) -> None:
 
 
 def test_the_report_tells_the_numbers(small: Path) -> None:
-    result = fit(
-        small / "train.parquet", "--out", small / "r.safetensors", "--eval", small / "train.parquet", "--rls"
-    )
+    result = fit(small / "train.parquet", "--out", small / "r.safetensors", "--eval", small / "train.parquet", "--rls")
     assert result.exit_code == 0
     for text in (
         "state readout",

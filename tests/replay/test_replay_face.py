@@ -20,7 +20,7 @@ from leap_rs.trace import read_trace
 @pytest.fixture(scope="module")
 def alpacaeval(traces_module: Path) -> ReplayResult:
     return replay(
-        traces_module / "llama-3-8b-alpacaeval.parquet", load=1.2, seeds=2, engine="rtx4090-llama-8b", readout="none"
+        traces_module / "llama-3-8b-alpacaeval.parquet", load=1.5, seeds=2, engine="rtx4090-llama-8b", readout="none"
     )
 
 

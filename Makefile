@@ -5,8 +5,8 @@ SHELL := bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-TRACE ?= traces/sharegpt.parquet
-TRAIN ?= traces/chat.parquet traces/instruct.parquet
+TRACE ?= traces/llama-3-8b-alpacaeval.parquet
+TRAIN ?= traces/llama-2-70b-flask.parquet
 READOUT ?= traces/readout.safetensors
 MODEL ?= .cache/vllm-tests/real
 LOAD ?= 1.2
@@ -163,10 +163,10 @@ bench: develop ## speeds, each as a ratio to something measured in the same run
 	OPENBLAS_NUM_THREADS=1 $(CARGO) bench --locked -q -p leap -- ratios-alone 2> >(grep -v '^Gnuplot' >&2)
 	OPENBLAS_NUM_THREADS=1 python benches/rls_numpy.py
 
-# Neither directory comes with the project: without them the committed traces run alone.
+# The directory does not come with the project: without it the committed traces run alone.
 .PHONY: grid
-grid: develop $(READOUT) ## policies against stock over engines, traces and loads: who gains, who loses (DATA=DIR, REAL=DIR, GRID_ARGS=)
-	python benches/grid.py $(if $(DATA),--data '$(DATA)') $(if $(REAL),--real '$(REAL)') $(GRID_ARGS)
+grid: develop $(READOUT) ## policies against stock over engines, traces and loads: who gains, who loses (DATA=DIR, GRID_ARGS=)
+	python benches/grid.py $(if $(DATA),--data '$(DATA)') $(GRID_ARGS)
 
 $(MODEL): | $(SETUP_VLLM)
 	mkdir -p $(@D)
@@ -187,9 +187,10 @@ readout: develop ## fit the readout that make replay uses on TRAIN, and evaluate
 	leap-fit $(TRAIN) --out $(READOUT) --eval $(TRACE) --rls
 
 .PHONY: traces
-traces: develop ## make the committed traces again from the measured data in DATA=DIR
-	@[ -n '$(DATA)' ] || { echo 'usage: make traces DATA=DIR (scripts/make_traces.py says what DIR holds)' >&2; exit 2; }
-	python scripts/make_traces.py '$(DATA)' traces
+traces: develop ## make the committed traces again from the data in DATA=DIR and REAL=DIR
+	@[ -n '$(DATA)' ] && [ -n '$(REAL)' ] || \
+		{ echo 'usage: make traces DATA=DIR REAL=DIR (scripts/make_traces.py says what they hold)' >&2; exit 2; }
+	python scripts/make_traces.py '$(DATA)' '$(REAL)' traces
 
 .PHONY: clean
 clean: ## remove what the other targets made

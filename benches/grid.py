@@ -1,11 +1,11 @@
 """Policies against stock over engines, traces and loads: what a user who arms the plugin gains, and whether any loses.
 
-    python benches/grid.py [--data DIR] [--real DIR] [--policies fcfs:levers=admission,leap] [--loads 1.2] ...
+    python benches/grid.py [--data DIR] [--policies fcfs:levers=admission,leap] [--loads 1.2] ...
 
 Every cell is one engine under one trace at one load. Its rows are ratios to `fcfs` on the same seeds, +- half of their
 95 % interval; `!` marks a bound that is broken and `~` one that is passed within the interval. DIR of `--data` holds
-`traces/azure2023` and, for `--held-out`, `traces/mooncake` and `traces/gmi_lmbench`; DIR of `--real` holds
-`lengths.parquet`. Without them the committed traces run alone. The exit status says nothing about bounds.
+`traces/azure2023` and, for `--held-out`, `traces/mooncake` and `traces/gmi_lmbench`. Without it the committed traces run
+alone. The exit status says nothing about bounds.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def chosen(option: str, wanted: Sequence[str], known: Iterable[str]) -> list[str
 
 
 def tasks(
-    engines: Sequence[str], names: Sequence[str], data: Path | None, real: Path | None, cache: Path, *, held_out: bool
+    engines: Sequence[str], names: Sequence[str], data: Path | None, cache: Path, *, held_out: bool
 ) -> Iterator[Task]:
     """The calls that are asked for; each trace is converted once, when the first of its calls is due."""
     if held_out:
@@ -144,9 +144,10 @@ def tasks(
             source = traces.converted(name, data, cache)
             yield from (Task(engine, ENGINES[engine], source) for engine in several if engine in used)
         return
-    makers: dict[str, Callable[[], traces.Source]] = {"sharegpt": traces.sharegpt}
-    if real is not None:
-        makers[traces.LENGTHS] = partial(traces.real_lengths, real, cache)
+    makers: dict[str, Callable[[], traces.Source]] = {
+        "sharegpt": traces.sharegpt,
+        "alpacaeval": partial(traces.alpacaeval, cache),
+    }
     if data is not None:
         makers |= {name: partial(traces.converted, name, data, cache) for name in traces.CONVERTED}
     wanted = chosen("traces", names, (*makers, "recorded"))
@@ -314,7 +315,6 @@ def show_summary(found: Sequence[Mapping[str, Any]]) -> None:
 
 def main(
     data: Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="Directory of public traces.")] = None,
-    real: Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="Directory of real lengths.")] = None,
     policies: Annotated[list[str] | None, typer.Option(help="Repeatable, or separated by commas.")] = None,
     engines: Annotated[list[str] | None, typer.Option(help="Repeatable, or separated by commas.")] = None,
     names: Annotated[list[str] | None, typer.Option("--traces", help="Repeatable, or separated by commas.")] = None,
@@ -344,7 +344,7 @@ def main(
     notes: dict[str, list[str]] = {}
     start = perf_counter()
     try:
-        for task in tasks(split(engines), split(names), data, real, cache, held_out=held_out):
+        for task in tasks(split(engines), split(names), data, cache, held_out=held_out):
             if not rows:
                 print(table_line("", (*METRICS.values(), "preemptions", "rank"), width))
             began = perf_counter()

@@ -1,7 +1,6 @@
 """The traces of `grid.py`: the committed ones, and those that it converts from measured data into a directory of its own.
 
-What is converted has no readout of its own, and is replayed on prompt length alone, from zero. The exception are real
-lengths with features of their prompts: there one half of the rows fits a prompt readout, and the other half is replayed.
+What is converted has no readout of its own, and is replayed on prompt length alone, from zero.
 """
 
 from __future__ import annotations
@@ -12,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from leap_rs import LeapError, Readout, write_trace
+from leap_rs import write_trace
+from leap_rs.fit.options import Options
+from leap_rs.fit.run import run as fit
 from leap_rs.trace import load
 
 COMMITTED = Path(__file__).parents[1] / "traces"
 SHAREGPT = COMMITTED / "sharegpt.parquet"
+ALPACAEVAL = COMMITTED / "llama-3-8b-alpacaeval.parquet"
 READOUT = COMMITTED / "readout.safetensors"
 RUNS = ("rtx4090-llama-8b", "rtxpro6000-llama-8b")
 
@@ -25,11 +27,6 @@ CONVERTED = {
     "azure-code": "azure2023/AzureLLMInferenceTrace_code.csv",
 }
 HELD_OUT = {"mooncake": "mooncake/conversation_trace.jsonl", "gmi": "gmi_lmbench/gmi_trace.jsonl"}
-
-LENGTHS = "alpacaeval"
-LENGTHS_MODEL = "Llama-3-8B"
-LENGTHS_BUDGET = 2048
-SPLIT_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Source:
 
 
 def sharegpt() -> Source:
-    """The committed trace with the committed readouts."""
+    """The committed trace with the committed readouts, which were fitted on another model's answers to other prompts."""
     return Source("sharegpt", SHAREGPT, READOUT)
 
 
@@ -69,43 +66,17 @@ def converted(name: str, data: Path, cache: Path) -> Source:
     return Source(name, path, repeat=name not in HELD_OUT)
 
 
-def real_lengths(real: Path, cache: Path) -> Source:
-    """Lengths of an 8B model on public prompts with a text encoder's features: one half is fitted, one replayed."""
-    rows = pl.read_parquet(real / "lengths.parquet", columns=["set", "prompt_tokens", "len_llama_3_8b", "encoder"])
-    rows = rows.filter(
-        (pl.col("set") == LENGTHS) & (pl.col("len_llama_3_8b") > 0) & (pl.col("len_llama_3_8b") <= LENGTHS_BUDGET)
-    )
-    if rows.height < 4:
-        raise LeapError(f"{real / 'lengths.parquet'}: holds no lengths of {LENGTHS}")
-    rows = rows[np.random.default_rng(SPLIT_SEED).permutation(rows.height)]
-    half = rows.height // 2
-    fitted, kept = rows[:half], rows[half:]
-
-    path, readout = cache / f"{LENGTHS}.parquet", cache / f"{LENGTHS}.readout.safetensors"
-    Readout.fit(
-        fitted["encoder"].to_numpy(),
-        fitted["len_llama_3_8b"].to_numpy(),
-        max_tokens=LENGTHS_BUDGET,
-        meta={"kind": "prompt", "model": LENGTHS_MODEL, "trained_on": [f"{LENGTHS}-fitted"]},
-    ).save(readout)
-    # The committed trace has the gaps of the same recording that all other traces of this project have.
-    arrivals = load(SHAREGPT).frame["arrival_s"]
-    if len(arrivals) < kept.height:
-        raise LeapError(f"{SHAREGPT}: {len(arrivals)} arrivals are too few for {kept.height} requests")
-    trace = pl.DataFrame(
-        [
-            arrivals[: kept.height],
-            kept["prompt_tokens"],
-            kept["len_llama_3_8b"].alias("output_tokens"),
-            pl.Series("max_tokens", np.full(kept.height, LENGTHS_BUDGET, dtype=np.uint32)),
-            pl.Series("finish_reason", ["stop"] * kept.height),
-            kept["encoder"].alias("prompt_features"),
-        ]
-    )
-    write_trace(
-        trace, path, model=LENGTHS_MODEL, source=f"{LENGTHS} prompts, gaps of the Azure 2023 conversation trace"
-    )
-    return Source(LENGTHS, path, readout)
+def alpacaeval(cache: Path) -> Source:
+    """One half of a committed trace with readouts that are fitted on the other: the same model, other prompts."""
+    found = load(ALPACAEVAL)
+    # Its rows are in random order.
+    fitted, kept = found.frame.head(found.frame.height // 2), found.frame.tail((found.frame.height + 1) // 2)
+    training, path = cache / "alpacaeval-fitted.parquet", cache / "alpacaeval.parquet"
+    readout = cache / "alpacaeval.readout.safetensors"
+    write_trace(fitted, training, **found.metadata)
+    fit([training], [], readout, Options())
+    write_trace(kept.with_columns(pl.col("arrival_s") - kept["arrival_s"][0]), path, **found.metadata)
+    return Source("alpacaeval", path, readout)
 
 
 def dealt(source: Source, requests: int, seed: int, cache: Path) -> Source:

@@ -1,10 +1,10 @@
-"""Make the committed traces from the measured data: numbers only, never a prompt's text.
+"""Make the committed traces from measured and published data: numbers only, never a prompt's text.
 
-    python scripts/make_traces.py DATA_DIR OUT_DIR [--all-columns DIR]
+    python scripts/make_traces.py DATA_DIR REAL_DIR OUT_DIR [--all-columns DIR]
 
-DATA_DIR holds `smollm2.parquet` (a row a prompt: hidden states and sampled lengths of SmolLM2-135M-Instruct),
-`prompts.parquet` (used for the source of each prompt alone), `traces/azure2023` and `traces/llmservingsim`. The same
-data give the same bytes.
+REAL_DIR holds `lengths.parquet` and `sharegpt.parquet`: lengths of published answers, and the features of their prompts.
+DATA_DIR holds `smollm2.parquet` (hidden states and sampled lengths of SmolLM2-135M-Instruct), `traces/azure2023` and
+`traces/llmservingsim`. The same data give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,37 +19,57 @@ import numpy.typing as npt
 import polars as pl
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from leap_rs._leap import PromptFeatures, spearman
+from leap_rs._leap import PromptFeatures
 from leap_rs.calibrate.workload import block_hashes
 from leap_rs.trace import load, write_trace
 
 Floats = npt.NDArray[np.float64]
 
 SEED = 0
-MODEL = "SmolLM2-135M-Instruct"
-SAMPLING = "temperature 1.0, top_k 50, max_tokens 1024"
-MAX_TOKENS = 1024
-LAYERS = (10, 15, 20, 25, 28, 30)
+READER = "SmolLM2-135M-Instruct"
+"""The model whose states and embeddings the features are."""
+LAYER = 20
+ENCODER = {"encoder": "all-MiniLM-L6-v2", "encoder_layer": 4}
+FEATURES = ("h10", "h15", "h20", "h25", "h28", "h30", "mean10", "mean30", "egtp", "emb_mean")
 PROMPT_DIM = 256
 BLOCK_SIZE = 16
-FEATURES = (*(f"h{layer}" for layer in LAYERS), "mean10", "mean30", "egtp", "emb_mean")
+# FLASK holds 198 prompts of AlpacaEval that are spelled otherwise ("Input:" before an input, a page's number in front) and
+# not marked. All of them are nearer than this to one of AlpacaEval, and no other prompt is.
+TWIN_COSINE = 0.89
+ARRIVALS = "gaps of the Azure 2023 conversation trace"
 
-# Mean requests per second. The first three lie where one H100 with an 8B model is lightly to fully loaded.
-RATES = {"sharegpt": 20.0, "chat": 20.0, "instruct": 20.0, "multilingual": 10.0, "math": 10.0, "code": 10.0}
 
-LAYER_GROUPS = ("chat", "instruct")
-LAMBDAS = (100.0, 300.0, 1000.0, 3000.0, 10000.0)
-FOLDS = 5
-REPEATS = 10
+@dataclass(frozen=True)
+class Answers:
+    """Lengths that one model's published answers to one set of prompts have."""
 
-# Sources that hold the same or translated questions: they go to one side of a split together.
-FAMILIES = {
-    "vicuna-bench": ("vicuna_bench", "mt_bench", "LLMZoo", "spec_bench"),
-    "alpaca-eval": ("alpaca_eval", "koala", "self-instruct", "WizardLM", "flask"),
-    "oasst": ("oasst", "Open-Assistant", "OASST"),
+    model: str
+    column: str
+    group: str
+    published: str
+
+
+# Requests a second: where one H100 with an 8B model is lightly to fully loaded.
+RATE = 20.0
+ANSWERS = {
+    "llama-3-8b-alpacaeval": Answers(
+        "Llama-3-8B-Instruct", "len_llama_3_8b", "alpacaeval", "AlpacaEval 2 (tatsu-lab/alpaca_eval)"
+    ),
+    "llama-2-70b-flask": Answers("Llama-2-70B-chat", "len_llama_2_70b", "flask", "FLASK (kaistAI/FLASK)"),
+    "vicuna-33b-flask": Answers("Vicuna-33B", "len_vicuna_33b", "flask", "FLASK (kaistAI/FLASK)"),
+    "gpt-4-0613-arenahard": Answers(
+        "GPT-4-0613", "len_gpt4_0613", "arenahard", "Arena-Hard v0.1 (lmarena/arena-hard-auto)"
+    ),
 }
+JUDGED = "alpacaeval"
+"""The set that readouts fitted on another one are judged on."""
+ANSWERS_SAMPLING = "the leaderboard's own, mostly temperature 0.7 and budgets of 1,024 to 2,048 tokens"
+CHATS_SAMPLING = "ChatGPT's own of early 2023, several versions of the model"
+
+SMOLLM2_RATES = {"sharegpt": 20.0, "multilingual": 10.0}
+SMOLLM2_SAMPLING = "temperature 1.0, top_k 50, max_tokens 1024"
+SMOLLM2_MAX_TOKENS = 1024
 
 RUNS = {
     "rtx4090-llama-8b": ("vllm_RTX4090_Llama-3.1-8B", "sharegpt-llama-3.1-8b-300-sps10.jsonl", "RTX 4090"),
@@ -62,28 +82,51 @@ console = Console()
 
 def main(
     data_dir: Annotated[Path, typer.Argument(exists=True, file_okay=False)],
+    real_dir: Annotated[Path, typer.Argument(exists=True, file_okay=False)],
     out_dir: Annotated[Path, typer.Argument()],
     all_columns: Annotated[Path | None, typer.Option(help="Also write traces with all feature columns here.")] = None,
 ) -> None:
-    """Make the committed traces of OUT_DIR from DATA_DIR."""
-    rows = pl.read_parquet(data_dir / "smollm2.parquet")
-    sources = pl.read_parquet(data_dir / "prompts.parquet", columns=["id", "source"])
-    rows = rows.join(sources, left_on="prompt_id", right_on="id", how="left", maintain_order="left")
+    """Make the committed traces of OUT_DIR from DATA_DIR and REAL_DIR."""
     arrivals = load(data_dir / "traces/azure2023/AzureLLMInferenceTrace_conv.csv").frame["arrival_s"].to_numpy()
 
-    scores = layer_scores(rows.filter(pl.col("group").is_in(LAYER_GROUPS)))
-    layer = max(scores, key=lambda score: score.spearman).layer
-    show(scores, layer)
-
-    for group, rate in RATES.items():
-        frame = domain_trace(rows.filter(pl.col("group") == group), rate, layer, arrivals)
-        about = f"{group} prompts, lengths sampled with vLLM; gaps of the Azure 2023 conversation trace, {rate:g}/s"
-        written = {out_dir: frame.drop("family", *FEATURES)} | ({all_columns: frame} if all_columns else {})
-        for directory, kept in written.items():
+    def write(name: str, frame: pl.DataFrame, **metadata: object) -> None:
+        kept = frame.drop(FEATURES, strict=False)
+        for directory, columns in {out_dir: kept, **({all_columns: frame} if all_columns else {})}.items():
             directory.mkdir(parents=True, exist_ok=True)
-            path = directory / f"{group}.parquet"
-            write_trace(kept, path, model=MODEL, layer=layer, sampling=SAMPLING, source=about)
+            path = directory / f"{name}.parquet"
+            write_trace(columns, path, layer=LAYER, **metadata)
             tell(path)
+
+    lengths = pl.read_parquet(real_dir / "lengths.parquet")
+    for name, of in ANSWERS.items():
+        write(
+            name,
+            answers_trace(lengths, of, arrivals),
+            model=of.model,
+            features_model=READER,
+            **ENCODER,
+            sampling=ANSWERS_SAMPLING,
+            source=f"answers published with {of.published}; {ARRIVALS}, {RATE:g}/s",
+        )
+    write(
+        "sharegpt",
+        chats_trace(pl.read_parquet(real_dir / "sharegpt.parquet"), real_dir / "sharegpt.parquet", arrivals),
+        model="ChatGPT",
+        features_model=READER,
+        **ENCODER,
+        block_size=BLOCK_SIZE,
+        sampling=CHATS_SAMPLING,
+        source=f"ShareGPT92k, as Marugannwg/ShareGPT92k_user_linguistic_mining samples it; {ARRIVALS}, {RATE:g}/s",
+    )
+    rows = pl.read_parquet(data_dir / "smollm2.parquet")
+    for group, rate in SMOLLM2_RATES.items():
+        write(
+            f"smollm2-{group}",
+            smollm2_trace(rows.filter(pl.col("group") == group), rate, arrivals),
+            model=READER,
+            sampling=SMOLLM2_SAMPLING,
+            source=f"{group} prompts, lengths sampled with vLLM; {ARRIVALS}, {rate:g}/s",
+        )
     for name, (run, workload, card) in RUNS.items():
         path = out_dir / f"{name}.parquet"
         base = data_dir / "traces/llmservingsim"
@@ -98,24 +141,86 @@ def main(
         tell(path)
 
 
-def domain_trace(rows: pl.DataFrame, rate: float, layer: int, arrivals: Floats) -> pl.DataFrame:
-    """The rows of one group in seeded random order, arriving with the real trace's gaps at `rate` requests/s."""
-    order = np.random.default_rng(SEED).permutation(rows.height)
-    rows = rows[order]
+def answers_trace(lengths: pl.DataFrame, of: Answers, arrivals: Floats) -> pl.DataFrame:
+    """The prompts of one set that a model has answered; of another set than AlpacaEval none that it holds too."""
+    rows = lengths.filter((pl.col("set") == of.group) & ~pl.col("duplicate") & (pl.col(of.column) > 0))
+    if of.group != JUDGED:
+        rows = rows.filter(~twins(rows["encoder"], lengths.filter(pl.col("set") == JUDGED)["encoder"]))
+    rows = rows[dealt(np.arange(rows.height))]
+    ids = pl.Series([f"{of.group}-{row}" for row in rows["row"]])
+    return trace(rows, ids, of.column, of.group, RATE, arrivals).with_columns(rows["encoder"].alias("text_features"))
+
+
+def twins(encoded: pl.Series, others: pl.Series) -> npt.NDArray[np.bool_]:
+    """Which texts say the same as one of the others: their features, less the others' mean, point the same way."""
+    of_others = others.to_numpy().astype(np.float64)
+    mean = of_others.mean(axis=0)
+
+    def directions(rows: Floats) -> Floats:
+        return (rows - mean) / np.linalg.norm(rows - mean, axis=1, keepdims=True)
+
+    cosines = directions(encoded.to_numpy().astype(np.float64)) @ directions(of_others).T
+    return cosines.max(axis=1) > TWIN_COSINE
+
+
+def chats_trace(rows: pl.DataFrame, path: Path, arrivals: Floats) -> pl.DataFrame:
+    """Conversations, each with its turns in order; a turn's prompt is all that was said before it."""
+    rows = rows.sort("conversation", "turn")
+    require_histories(rows, path)
+    rows = rows[dealt(rows["conversation"].to_numpy())]
+    ids = pl.Series([f"sharegpt-{chat}-{turn}" for chat, turn in rows.select("conversation", "turn").iter_rows()])
+    # Each history begins with the one before, so a block's place in its conversation says what it holds.
+    chats = rows.select("conversation", "prompt_tokens").iter_rows()
+    blocks = [[chat << 32 | index for index in range(tokens // BLOCK_SIZE)] for chat, tokens in chats]
+    return trace(rows, ids, "output_tokens", "sharegpt", RATE, arrivals).with_columns(
+        rows["encoder"].alias("text_features"),
+        pl.Series("session", [str(chat) for chat in rows["conversation"]]),
+        pl.Series("prefix_blocks", blocks, dtype=pl.List(pl.UInt64)),
+    )
+
+
+def require_histories(rows: pl.DataFrame, path: Path) -> None:
+    """End where a turn's prompt is shorter than the prompt and the answer before it: it could not hold them."""
+    before = (pl.col("prompt_tokens") + pl.col("output_tokens")).shift(1).over("conversation")
+    wrong = rows.filter(pl.col("prompt_tokens") < before)
+    if wrong.height:
+        chat, turn = wrong.select("conversation", "turn").row(0)
+        raise SystemExit(f"{path}: conversation {chat}, turn {turn}: the prompt is shorter than the turn before it")
+
+
+def smollm2_trace(rows: pl.DataFrame, rate: float, arrivals: Floats) -> pl.DataFrame:
+    """The prompts of one group with the lengths that the model whose features they have sampled for them."""
+    rows = rows[dealt(np.arange(rows.height))]
+    return trace(rows, rows["prompt_id"], "output_tokens", rows["group"][0], rate, arrivals).with_columns(
+        rows["finish_reason"], pl.lit(SMOLLM2_MAX_TOKENS, pl.UInt32).alias("max_tokens")
+    )
+
+
+def dealt(sessions: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Which row comes at each arrival: a seeded random order in which the rows of a session keep theirs.
+
+    sessions: that of each row, in ascending order.
+    """
+    slots = np.random.default_rng(SEED).permutation(sessions)
+    order = np.empty(len(sessions), dtype=np.intp)
+    order[np.argsort(slots, kind="stable")] = np.arange(len(sessions))
+    return order
+
+
+def trace(rows: pl.DataFrame, ids: pl.Series, length: str, domain: str, rate: float, arrivals: Floats) -> pl.DataFrame:
+    """What all traces have in common, with every column of states that the rows have."""
     prompt = prompt_features(rows["emb_mean"].to_numpy(), rows["prompt_tokens"].to_numpy())
     return pl.DataFrame(
         [
-            rows["prompt_id"].alias("request_id"),
+            ids.alias("request_id"),
             pl.Series("arrival_s", rescaled(arrivals[: rows.height], rate)),
             rows["prompt_tokens"].cast(pl.UInt32),
-            rows["output_tokens"].cast(pl.UInt32),
-            pl.Series("max_tokens", np.full(rows.height, MAX_TOKENS, dtype=np.uint32)),
-            rows["finish_reason"],
-            rows["group"].alias("domain"),
-            rows[f"h{layer}"].alias("features"),
-            pl.Series("prompt_features", prompt),
-            pl.Series("family", [family(source) for source in rows["source"]]),
-            *(rows[name] for name in FEATURES),
+            rows[length].cast(pl.UInt32).alias("output_tokens"),
+            pl.Series("finish_reason", ["stop"] * rows.height),
+            pl.Series("domain", [domain] * rows.height),
+            rows[f"h{LAYER}"].alias("features"),
+            pl.Series("prompt_features", prompt.astype(np.float16)),
+            *(rows[name] for name in FEATURES if name in rows.columns and not rows[name].has_nulls()),
         ]
     )
 
@@ -169,69 +274,9 @@ def measured_run(requests: Path, workload: Path) -> pl.DataFrame:
     return frame.sort("arrival_s", maintain_order=True)
 
 
-@dataclass(frozen=True)
-class LayerScore:
-    """How well a readout of one layer ranks prompts whose source it has not seen."""
-
-    layer: int
-    lam: float
-    spearman: float
-    deviation: float
-
-
-def layer_scores(rows: pl.DataFrame) -> list[LayerScore]:
-    """Rank correlation of ridge on sqrt(length), k-fold over families of sources, for each layer at its best lambda."""
-    target = np.sqrt(rows["output_tokens"].to_numpy().astype(np.float64))
-    families = np.array([family(source) for source in rows["source"]])
-    scores = []
-    for layer in LAYERS:
-        features = rows[f"h{layer}"].to_numpy().astype(np.float64)
-        by_lambda = np.array([out_of_fold_spearman(features, target, families, seed) for seed in range(REPEATS)])
-        best = int(by_lambda.mean(axis=0).argmax())
-        scores.append(LayerScore(layer, LAMBDAS[best], by_lambda[:, best].mean(), by_lambda[:, best].std()))
-    return scores
-
-
-def family(source: str) -> str:
-    """The group of sources that a prompt's source belongs to."""
-    for name, marks in FAMILIES.items():
-        if any(mark in source for mark in marks):
-            return name
-    return source
-
-
-def out_of_fold_spearman(features: Floats, target: Floats, families: npt.NDArray[np.str_], seed: int) -> list[float]:
-    """For each lambda, the rank correlation of predictions made for the folds that were left out."""
-    names = np.unique(families)
-    fold_of = dict(zip(names, np.random.default_rng(seed).permutation(len(names)) % FOLDS, strict=True))
-    folds = np.array([fold_of[name] for name in families])
-    predicted = np.empty((len(LAMBDAS), len(target)))
-    for fold in range(FOLDS):
-        train, test = folds != fold, folds == fold
-        mean, scale = features[train].mean(axis=0), features[train].std(axis=0) + 1e-6
-        x, y = (features[train] - mean) / scale, target[train]
-        values, vectors = np.linalg.eigh(x.T @ x)
-        along = vectors.T @ (x.T @ (y - y.mean()))
-        for index, lam in enumerate(LAMBDAS):
-            weight = vectors @ (along / (values + lam))
-            predicted[index, test] = (features[test] - mean) / scale @ weight + y.mean()
-    # Undefined only where all predictions are the same.
-    return [spearman(row, target) or 0.0 for row in predicted]
-
-
 def json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON lines file."""
     return [json.loads(line) for line in path.read_text().splitlines() if line]
-
-
-def show(scores: list[LayerScore], chosen: int) -> None:
-    """Print the table that the choice of the layer rests on."""
-    title = f"Out-of-source rank correlation, {' + '.join(LAYER_GROUPS)}"
-    table = Table("layer", "lambda", "Spearman", "sd over splits", "", title=title)
-    for score in scores:
-        mark = "chosen" if score.layer == chosen else ""
-        table.add_row(str(score.layer), f"{score.lam:g}", f"{score.spearman:.3f}", f"{score.deviation:.3f}", mark)
-    console.print(table)
 
 
 def tell(path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_directory_or_file_that_is_no_run_is_refused(tmp_path: Path, traces: P
     with pytest.raises(TraceError, match=r"no requests.jsonl in this directory"):
         read_runs(tmp_path)
     with pytest.raises(TraceError, match="not a measured run"):
-        read_runs(traces / "math.parquet")
+        read_runs(traces / "gpt-4-0613-arenahard.parquet")
     with pytest.raises(TraceError, match="cannot be read"):
         read_runs(tmp_path / "none.parquet")
 

@@ -32,9 +32,9 @@ def test_the_file_is_a_cost_model_for_replay(run: Run, tmp_path: Path, traces: P
     assert printed == {"leap_calibrate_version": 1, "out": str(out), **written}
     assert tuple(written["cost"]) == COST_KEYS
     assert written["kv_tokens"] == KV_TOKENS - 16  # usable, as presets state it
-    config = replay(traces / "math.parquet", policies="fcfs", seeds=1, num_prompts=20, cost_model=out).to_dict()[
-        "config"
-    ]
+    config = replay(
+        traces / "gpt-4-0613-arenahard.parquet", policies="fcfs", seeds=1, num_prompts=20, cost_model=out
+    ).to_dict()["config"]
     assert config["engine"] == "ours"
     assert config["cost_model"] == written["cost"]
     assert config["kv_tokens"] == KV_TOKENS

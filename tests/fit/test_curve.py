@@ -113,15 +113,15 @@ def test_standard_error_of_a_difference() -> None:
 
 
 def test_the_command_tells_the_curve(small: Path) -> None:
-    judged = small / "math.parquet"
+    judged = small / "judged.parquet"
     (one,) = fit_json(
-        small / "instruct.parquet", "--out", small / "r.safetensors", "--lam", str(LAM), "--eval", judged, "--rls"
+        small / "train.parquet", "--out", small / "r.safetensors", "--lam", str(LAM), "--eval", judged, "--rls"
     )
     found = one["curves"][str(judged)]
     x, lengths = arrays(judged)
-    model = Ridge(*arrays(small / "instruct.parquet"), LAM, 1024)
+    model = Ridge(*arrays(small / "train.parquet"), LAM, 1024)
     frozen = model.predict(x)
-    assert [(window["first"], window["last"]) for window in found["windows"]] == [(1, 100), (101, 199)]
+    assert [(window["first"], window["last"]) for window in found["windows"]] == [(1, 100), (101, len(lengths))]
     assert found["windows"][0]["frozen"] == pytest.approx(spearman(frozen[:100], lengths[:100]), abs=3e-3)
     assert found["windows"][1]["frozen"] == pytest.approx(spearman(frozen[100:], lengths[100:]), abs=3e-3)
     assert [point["labels"] for point in found["learning"]] == [0, 50, 100, 150]
@@ -132,11 +132,11 @@ def test_the_command_tells_the_curve(small: Path) -> None:
 
 
 def test_forgetting_changes_what_rls_predicts_and_nothing_else(small: Path) -> None:
-    judged = small / "math.parquet"
+    judged = small / "judged.parquet"
     scores = []
     for words in ((), ("--forgetting", "1"), ("--forgetting", "0.98")):
         (one,) = fit_json(
-            small / "code.parquet", "--out", small / "r.safetensors", "--lam", "30", "--eval", judged, "--rls", *words
+            small / "other.parquet", "--out", small / "r.safetensors", "--lam", "30", "--eval", judged, "--rls", *words
         )
         scores.append(one["evaluations"][str(judged)])
     assert scores[0] == scores[1]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import polars as pl
-from fit_command import fit, fit_json
+from fit_command import BUDGET, ROWS, fit, fit_json
 
 from leap_rs._leap import Readout
 from leap_rs.trace import read_trace, write_trace
@@ -18,7 +18,7 @@ RANKS = ("spearman", "kendall_tau_b", "pairwise_accuracy_1_2", "pairwise_accurac
 
 def equal_lengths(small: Path) -> Path:
     path = small / "equal.parquet"
-    frame = read_trace(small / "math.parquet").with_columns(
+    frame = read_trace(small / "judged.parquet").with_columns(
         output_tokens=pl.lit(30, pl.UInt32), finish_reason=pl.lit("stop")
     )
     write_trace(frame, path)
@@ -27,7 +27,7 @@ def equal_lengths(small: Path) -> Path:
 
 def test_an_evaluation_on_equal_lengths(small: Path) -> None:
     equal = equal_lengths(small)
-    words = [small / "code.parquet", "--out", small / "r.safetensors", "--lam", "30", "--eval", equal, "--rls"]
+    words = [small / "other.parquet", "--out", small / "r.safetensors", "--lam", "30", "--eval", equal, "--rls"]
     (one,) = fit_json(*words, "--layers")
     found = one["evaluations"][str(equal)]
     assert set(found) == {"frozen", "rls", "frozen_second_half", "rls_second_half"}
@@ -44,26 +44,26 @@ def test_an_evaluation_on_equal_lengths(small: Path) -> None:
 def test_undefined_is_told_once_and_without_warnings(small: Path) -> None:
     equal = equal_lengths(small)
     code = "from leap_rs.fit.command import main; main()"
-    words = ["code.parquet", "--out", "r.safetensors", "--lam", "30", "--eval", str(equal), "--rls", "--layers"]
+    words = ["other.parquet", "--out", "r.safetensors", "--lam", "30", "--eval", str(equal), "--rls", "--layers"]
     call = [sys.executable, "-W", "error", "-c", code, *words]
     done = subprocess.run(call, capture_output=True, text=True, cwd=small, check=False)
     assert done.returncode == 0
-    assert done.stderr == f"leap-fit: {equal}: all 199 lengths are 30 tokens, so ranks are undefined\n"
+    assert done.stderr == f"leap-fit: {equal}: all {ROWS['judged']} lengths are 30 tokens, so ranks are undefined\n"
     assert done.stdout.count("undefined") == 1
     assert "nan" not in done.stdout.lower()
 
 
 def test_a_trace_of_cut_answers_alone(small: Path) -> None:
     """Every length is only a lower bound: RLS learns from them and intervals count them, but there is no error."""
-    frame = read_trace(small / "math.parquet").with_columns(
+    frame = read_trace(small / "judged.parquet").with_columns(
         output_tokens=pl.lit(20, pl.UInt32), max_tokens=pl.lit(20, pl.UInt32), finish_reason=pl.lit("length")
     )
     write_trace(frame, small / "cut.parquet")
     judged = str(small / "cut.parquet")
-    words = [small / "code.parquet", "--out", small / "r.safetensors", "--lam", "30", "--eval", judged, "--rls"]
+    words = [small / "other.parquet", "--out", small / "r.safetensors", "--lam", "30", "--eval", judged, "--rls"]
     result = fit(*words, "--json")
     assert result.exit_code == 0, result.output
-    assert "199 answers were cut before 1024 tokens: left out of ranks and errors" in result.stderr
+    assert f"{ROWS['judged']} answers were cut before {BUDGET} tokens: left out of ranks and errors" in result.stderr
     (one,) = json.loads(result.stdout)["readouts"]
     for score in one["evaluations"][judged].values():
         assert (score["rows"], score["spearman"], score["mae_tokens"]) == (0, None, None)
@@ -73,16 +73,16 @@ def test_a_trace_of_cut_answers_alone(small: Path) -> None:
 
 
 def variant(small: Path, name: str, **columns: object) -> Path:
-    """The small math trace with other values in some columns."""
+    """The small trace that is judged on, with other values in some columns."""
     path = small / f"{name}.parquet"
     values = {key: pl.lit(value) if isinstance(value, str) else value for key, value in columns.items()}
-    write_trace(read_trace(small / "math.parquet").with_columns(**values), path)
+    write_trace(read_trace(small / "judged.parquet").with_columns(**values), path)
     return path
 
 
 def test_an_evaluation_on_aborted_answers_alone(small: Path) -> None:
     aborted = variant(small, "aborted", finish_reason="abort")
-    words = [small / "code.parquet", "--out", small / "r.safetensors", "--lam", "30", "--eval", aborted, "--rls"]
+    words = [small / "other.parquet", "--out", small / "r.safetensors", "--lam", "30", "--eval", aborted, "--rls"]
     (one,) = fit_json(*words)
     for score in one["evaluations"][str(aborted)].values():
         assert score.pop("rows") == 0
@@ -95,7 +95,7 @@ def test_an_evaluation_on_aborted_answers_alone(small: Path) -> None:
 
 
 def test_nothing_to_fit_on_names_the_files_and_why(small: Path) -> None:
-    rows = read_trace(small / "math.parquet").height
+    rows = ROWS["judged"]
     known = pl.int_range(pl.len()) == 3
     for path, what in (
         (
@@ -130,23 +130,23 @@ def test_nothing_to_fit_on_names_the_files_and_why(small: Path) -> None:
 
 
 def test_too_few_rows_for_the_folds_name_the_file(small: Path) -> None:
-    result = fit(small / "code.parquet", "--out", small / "r.safetensors", "--folds", "500")
-    assert (result.exit_code, result.stderr.startswith(f"leap-fit: {small / 'code.parquet'}: ")) == (1, True)
+    result = fit(small / "other.parquet", "--out", small / "r.safetensors", "--folds", "500")
+    assert (result.exit_code, result.stderr.startswith(f"leap-fit: {small / 'other.parquet'}: ")) == (1, True)
     assert "do not fill 500 folds" in result.stderr
 
 
 def test_a_readout_is_not_written_without_its_anchor(small: Path) -> None:
     (small / "r.anchor.safetensors").mkdir()
     before = sorted(small.iterdir())
-    result = fit(small / "code.parquet", "--out", small / "r.safetensors", "--lam", "30")
+    result = fit(small / "other.parquet", "--out", small / "r.safetensors", "--lam", "30")
     assert result.exit_code == 1
     assert result.stderr == f"leap-fit: {small / 'r.safetensors'}: cannot be written: Is a directory\n"
     assert sorted(small.iterdir()) == before
 
 
 def test_the_model_is_known_if_any_trace_names_it(small: Path) -> None:
-    write_trace(read_trace(small / "math.parquet"), small / "unnamed.parquet")
-    words = [small / "unnamed.parquet", small / "code.parquet", "--out", small / "r.safetensors", "--lam", "30"]
+    write_trace(read_trace(small / "judged.parquet"), small / "unnamed.parquet")
+    words = [small / "unnamed.parquet", small / "other.parquet", "--out", small / "r.safetensors", "--lam", "30"]
     assert fit(*words).exit_code == 0
     meta = Readout.load(small / "r.safetensors").meta
     assert (meta["model"], meta["layer"]) == ("m", 20)

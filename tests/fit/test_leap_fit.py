@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from fit_command import BUDGET, LAM, WIDTH, arrays, fit, fit_json, narrow
+from fit_command import BUDGET, LAM, ROWS, WIDTH, arrays, fit, fit_json, narrow
 from fit_reference import Ridge, spearman
 
 from leap_rs._leap import Readout
@@ -19,17 +19,17 @@ from leap_rs.trace import read_trace, write_trace
 
 
 def test_the_readout_is_the_ridge_solution(small: Path) -> None:
-    train = [small / "instruct.parquet", small / "code.parquet"]
-    (one,) = fit_json(*train, "--out", small / "r.safetensors", "--lam", str(LAM), "--eval", small / "math.parquet")
+    train = [small / "train.parquet", small / "other.parquet"]
+    (one,) = fit_json(*train, "--out", small / "r.safetensors", "--lam", str(LAM), "--eval", small / "judged.parquet")
     parts = [arrays(path) for path in train]
     x, lengths = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     reference = Ridge(x, lengths, LAM, BUDGET)
     readout = Readout.load(small / "r.safetensors")
-    features, truth = arrays(small / "math.parquet")
+    features, truth = arrays(small / "judged.parquet")
     expected = reference.predict(features)
     np.testing.assert_allclose(readout.predict(features), expected, rtol=1e-3)
 
-    scores = one["evaluations"][str(small / "math.parquet")]
+    scores = one["evaluations"][str(small / "judged.parquet")]
     assert set(scores) == {"frozen"}
     assert scores["frozen"]["spearman"] == pytest.approx(spearman(expected, truth), abs=1e-3)
     assert scores["frozen"]["mae_tokens"] == pytest.approx(np.abs(expected - truth).mean(), rel=1e-3)
@@ -37,8 +37,8 @@ def test_the_readout_is_the_ridge_solution(small: Path) -> None:
 
 
 def test_out_of_fold_spearman_is_that_of_rows_left_out(small: Path) -> None:
-    (one,) = fit_json(small / "instruct.parquet", "--out", small / "r.safetensors", "--lam", str(LAM))
-    x, lengths = arrays(small / "instruct.parquet")
+    (one,) = fit_json(small / "train.parquet", "--out", small / "r.safetensors", "--lam", str(LAM))
+    x, lengths = arrays(small / "train.parquet")
     values = []
     for seed in range(20):
         folds = np.random.default_rng(seed).permutation(len(x)) % 5
@@ -51,8 +51,8 @@ def test_out_of_fold_spearman_is_that_of_rows_left_out(small: Path) -> None:
 
 
 def test_lambda_by_k_fold_is_near_the_best(small: Path) -> None:
-    (one,) = fit_json(small / "instruct.parquet", "--out", small / "r.safetensors")
-    x, lengths = arrays(small / "instruct.parquet")
+    (one,) = fit_json(small / "train.parquet", "--out", small / "r.safetensors")
+    x, lengths = arrays(small / "train.parquet")
 
     def error(lam: float) -> float:
         total = 0.0
@@ -68,7 +68,7 @@ def test_lambda_by_k_fold_is_near_the_best(small: Path) -> None:
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_rls_predicts_first_and_learns_after(batch: int, small: Path) -> None:
-    train, judged = small / "instruct.parquet", small / "math.parquet"
+    train, judged = small / "train.parquet", small / "judged.parquet"
     # Rows at the budget count with the budget as their length, so that numpy needs no imputation here.
     (one,) = fit_json(
         train, "--out", small / "r.safetensors", "--lam", str(LAM), "--eval", judged, "--rls", "--batch", str(batch)
@@ -96,7 +96,7 @@ def test_rls_predicts_first_and_learns_after(batch: int, small: Path) -> None:
 
 
 def test_two_kinds_go_to_two_files_each_with_its_anchor(tmp_path: Path, traces: Path) -> None:
-    narrow(traces / "code.parquet", tmp_path / "both.parquet")
+    narrow(traces / "gpt-4-0613-arenahard.parquet", tmp_path / "both.parquet")
     readouts = fit_json(tmp_path / "both.parquet", "--out", tmp_path / "r.safetensors", "--lam", "30")
     assert [(one["kind"], one["path"]) for one in readouts] == [
         ("state", str(tmp_path / "r.safetensors")),
@@ -114,7 +114,7 @@ def test_two_kinds_go_to_two_files_each_with_its_anchor(tmp_path: Path, traces: 
 
 
 def test_one_kind_goes_to_the_given_file(tmp_path: Path, traces: Path) -> None:
-    narrow(traces / "code.parquet", tmp_path / "prompt.parquet", ("prompt_features",))
+    narrow(traces / "gpt-4-0613-arenahard.parquet", tmp_path / "prompt.parquet", ("prompt_features",))
     (one,) = fit_json(tmp_path / "prompt.parquet", "--out", tmp_path / "r.safetensors", "--lam", "30")
     assert (one["kind"], one["path"]) == ("prompt", str(tmp_path / "r.safetensors"))
     assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == ["r.anchor.safetensors", "r.safetensors"]
@@ -123,13 +123,13 @@ def test_one_kind_goes_to_the_given_file(tmp_path: Path, traces: Path) -> None:
 def test_the_same_seed_gives_the_same_bytes(small: Path) -> None:
     contents = []
     for name in ("a", "b"):
-        assert fit(small / "instruct.parquet", "--out", small / f"{name}.safetensors").exit_code == 0
+        assert fit(small / "train.parquet", "--out", small / f"{name}.safetensors").exit_code == 0
         contents.append([(small / f"{name}{kind}.safetensors").read_bytes() for kind in ("", ".anchor")])
     assert contents[0] == contents[1]
 
 
 def test_rows_without_a_known_length_are_left_out(small: Path) -> None:
-    frame = read_trace(small / "instruct.parquet")
+    frame = read_trace(small / "train.parquet")
     row = pl.int_range(pl.len())
     edited = frame.with_columns(
         finish_reason=pl.when(row < 20)
@@ -144,15 +144,13 @@ def test_rows_without_a_known_length_are_left_out(small: Path) -> None:
     result = fit(small / "edited.parquet", "--out", small / "r.safetensors", "--lam", str(LAM))
     assert result.exit_code == 0
     assert "30 answers were cut before 1024 tokens" in result.stderr
-    x, lengths = arrays(small / "instruct.parquet")
+    x, lengths = arrays(small / "train.parquet")
     expected = Ridge(x[50:], lengths[50:], LAM, BUDGET).predict(x)
     np.testing.assert_allclose(Readout.load(small / "r.safetensors").predict(x), expected, rtol=1e-3)
 
 
 def test_the_report_tells_the_numbers(small: Path) -> None:
-    result = fit(
-        small / "instruct.parquet", "--out", small / "r.safetensors", "--eval", small / "instruct.parquet", "--rls"
-    )
+    result = fit(small / "train.parquet", "--out", small / "r.safetensors", "--eval", small / "train.parquet", "--rls")
     assert result.exit_code == 0
     for text in (
         "state readout",
@@ -167,28 +165,28 @@ def test_the_report_tells_the_numbers(small: Path) -> None:
 
 
 def test_all_files_after_eval_are_judged_on_and_none_of_them_is_trained_on(small: Path) -> None:
-    train, math, code = (small / f"{name}.parquet" for name in ("instruct", "math", "code"))
+    train, judged, other = (small / f"{name}.parquet" for name in ROWS)
     out = ("--out", small / "r.safetensors", "--lam", str(LAM))
     (alone,) = fit_json(train, *out)
     expected = (small / "r.safetensors").read_bytes()
     for words in (
-        (train, *out, "--eval", math, code),
-        (train, "--eval", math, code, *out),
-        (train, *out, "--eval", math, "--eval", code),
-        (train, *out, f"--eval={math}", code, "--rls"),
-        ("--eval", math, code, *out, "--", train),
+        (train, *out, "--eval", judged, other),
+        (train, "--eval", judged, other, *out),
+        (train, *out, "--eval", judged, "--eval", other),
+        (train, *out, f"--eval={judged}", other, "--rls"),
+        ("--eval", judged, other, *out, "--", train),
     ):
         # `--` ends the options, so --json goes in front of them all.
         (one,) = fit_json(*words) if "--" not in words else json.loads(fit("--json", *words).stdout)["readouts"]
         assert one["rows"] == alone["rows"]
-        assert list(one["evaluations"]) == [str(math), str(code)]
+        assert list(one["evaluations"]) == [str(judged), str(other)]
         assert (small / "r.safetensors").read_bytes() == expected
-        assert Readout.load(small / "r.safetensors").meta["trained_on"] == ["instruct"]
+        assert Readout.load(small / "r.safetensors").meta["trained_on"] == ["train"]
 
 
 def test_files_after_eval_leave_none_to_train_on(small: Path) -> None:
     """`--eval A B` takes B as well, so that what is missing is told instead of trained on."""
-    result = fit("--out", small / "r.safetensors", "--eval", small / "math.parquet", small / "code.parquet")
+    result = fit("--out", small / "r.safetensors", "--eval", small / "judged.parquet", small / "other.parquet")
     assert result.exit_code == 2
     assert "TRACE" in result.stderr
     assert not (small / "r.safetensors").exists()
@@ -196,9 +194,9 @@ def test_files_after_eval_leave_none_to_train_on(small: Path) -> None:
 
 def test_the_tables_name_traces_by_stem_within_120_columns(small: Path) -> None:
     long = small / f"{'long-name-' * 9}.parquet"
-    long.write_bytes((small / "code.parquet").read_bytes())
+    long.write_bytes((small / "other.parquet").read_bytes())
     result = fit(
-        small / "instruct.parquet", "--out", small / "r.safetensors", "--rls", "--eval", small / "math.parquet", long
+        small / "train.parquet", "--out", small / "r.safetensors", "--rls", "--eval", small / "judged.parquet", long
     )
     blocks = result.stdout.split("\n\n")[1:]
     assert [block.splitlines()[0].split(" (")[0] for block in blocks[:4]] == [
@@ -209,7 +207,7 @@ def test_the_tables_name_traces_by_stem_within_120_columns(small: Path) -> None:
     ]
     table = blocks[0].splitlines()
     assert table[2].split()[:4] == ["trace", "predictions", "Spearman", "tau-b"]
-    assert [line.split()[0] for line in table[3:7]] == ["math"] * 4
+    assert [line.split()[0] for line in table[3:7]] == ["judged"] * 4
     assert len({line.split()[0] for line in table[7:]}) == 1
     assert len(table) == 11
     # The first lines name the file, whose path may be long.
@@ -246,10 +244,10 @@ def refused(directory: Path, *arguments: str | Path) -> str:
 def test_equal_lengths_have_no_variance(tmp_path: Path, small: Path, cases: Path) -> None:
     equal = cases / "36-all_lengths_equal.csv"
     assert f"{equal}: the target has no variance: all 60 lengths are 30 tokens" in refused(tmp_path, equal)
-    frame = read_trace(small / "code.parquet").with_columns(pl.lit(30, pl.UInt32).alias("output_tokens"))
+    frame = read_trace(small / "other.parquet").with_columns(pl.lit(30, pl.UInt32).alias("output_tokens"))
     write_trace(frame, tmp_path / "equal.parquet")
     assert "the target has no variance" in refused(tmp_path, tmp_path / "equal.parquet")
-    assert "no variance" in refused(tmp_path, small / "math.parquet", "--max-tokens", "1")
+    assert "no variance" in refused(tmp_path, small / "judged.parquet", "--max-tokens", "1")
 
 
 def test_refusals(small: Path, tmp_path: Path) -> None:
@@ -258,22 +256,22 @@ def test_refusals(small: Path, tmp_path: Path) -> None:
     assert f"{csv}: nothing to fit" in refused(tmp_path, csv)
     assert "missing.parquet: cannot be read" in refused(tmp_path, tmp_path / "missing.parquet")
     assert "missing.parquet: cannot be read" in refused(
-        tmp_path, small / "code.parquet", "--eval", tmp_path / "missing.parquet"
+        tmp_path, small / "other.parquet", "--eval", tmp_path / "missing.parquet"
     )
-    frame = read_trace(small / "code.parquet")
+    frame = read_trace(small / "other.parquet")
     write_trace(frame, tmp_path / "layer.parquet", layer=10)
-    assert "layer 10" in refused(tmp_path, small / "math.parquet", tmp_path / "layer.parquet")
-    assert "layer 10" in refused(tmp_path, small / "math.parquet", "--eval", tmp_path / "layer.parquet")
+    assert "layer 10" in refused(tmp_path, small / "judged.parquet", tmp_path / "layer.parquet")
+    assert "layer 10" in refused(tmp_path, small / "judged.parquet", "--eval", tmp_path / "layer.parquet")
     write_trace(
         frame.with_columns(frame["features"].cast(pl.List(pl.Float32)).list.head(3).cast(pl.Array(pl.Float32, 3))),
         tmp_path / "three.parquet",
     )
-    assert "3 wide" in refused(tmp_path, small / "math.parquet", tmp_path / "three.parquet")
-    assert "three.parquet" in refused(tmp_path, small / "math.parquet", "--eval", tmp_path / "three.parquet")
+    assert "3 wide" in refused(tmp_path, small / "judged.parquet", tmp_path / "three.parquet")
+    assert "three.parquet" in refused(tmp_path, small / "judged.parquet", "--eval", tmp_path / "three.parquet")
 
 
 def test_a_missing_directory_is_told_before_anything_is_fitted(small: Path) -> None:
-    result = fit(small / "code.parquet", "--out", small / "no" / "r.safetensors")
+    result = fit(small / "other.parquet", "--out", small / "no" / "r.safetensors")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "there is no directory" in result.stderr
 

@@ -15,7 +15,7 @@ SCALES = {"sqrt": (np.sqrt, np.square), "log": (np.log, np.exp), "raw": (lambda 
 
 
 def test_each_target_is_ridge_on_its_own_scale(small: Path) -> None:
-    train, judged = small / "instruct.parquet", small / "math.parquet"
+    train, judged = small / "train.parquet", small / "judged.parquet"
     (one,) = fit_json(train, "--out", small / "r.safetensors", "--eval", judged, "--rls")
     assert list(one["targets"]) == ["sqrt", "log", "raw"]
     x, lengths = arrays(train)
@@ -35,7 +35,7 @@ def test_each_target_is_ridge_on_its_own_scale(small: Path) -> None:
 
 
 def test_the_target_in_use_is_the_readout_that_is_written(small: Path) -> None:
-    train, judged = small / "code.parquet", small / "math.parquet"
+    train, judged = small / "other.parquet", small / "judged.parquet"
     words = ("--out", small / "r.safetensors", "--eval", judged, "--target", "log", "--lam", str(LAM), "--rls")
     (one,) = fit_json(train, *words)
     assert one["targets"]["log"]["lam"] == LAM

@@ -1,4 +1,4 @@
-"""Result objects made by hand, so that the report and its sentence are tested without a simulation."""
+"""Result objects made by hand, so that the report and its sentence are tested without a simulation; a small trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 from leap_rs.replay.options import METRICS, build
 from leap_rs.replay.results import assemble
+from leap_rs.trace import load, write_trace
 
+TRACES = Path(__file__).parents[2] / "traces"
 Interval = tuple[float, tuple[float, float] | None]
 
 
@@ -140,4 +142,13 @@ def make_document() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def traces() -> Path:
     """The traces that are committed with the project."""
-    return Path(__file__).parents[2] / "traces"
+    return TRACES
+
+
+@pytest.fixture(scope="session")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first 120 requests of a committed trace with a model's own states, with no readout beside it."""
+    path = tmp_path_factory.mktemp("few") / "few.parquet"
+    trace = load(TRACES / "smollm2-sharegpt.parquet")
+    write_trace(trace.frame.head(120), path, **trace.metadata)
+    return path

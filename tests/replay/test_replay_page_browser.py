@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 DESKTOP, PHONE = (1280, 900), (390, 844)
 MAIN = "from leap_rs.replay.command import main; main()"
 WORDS = [
-    "traces/sharegpt.parquet",
+    "traces/llama-3-8b-alpacaeval.parquet",
     *("--sweep", "load=1,1.6", "--num-prompts", "400", "--seeds", "2", "--max-num-seqs", "32"),
     *("--policy", "fcfs", "--policy", "sjf-prompt", "--policy", "leap", "--policy", "leap:aging_rate=0.02"),
     *("--policy", "sjf-oracle", "--goodput", "ttft:500", "tpot:50", "--metadata", "who=a b", "--json"),

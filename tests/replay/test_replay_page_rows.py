@@ -148,7 +148,7 @@ def test_simulating_the_first_seed_once_more_shows_what_all_rows_show(
     )
 
     def details() -> list[PointDetail]:
-        found = run(traces / "sharegpt.parquet", options, for_page=True).details
+        found = run(traces / "llama-3-8b-alpacaeval.parquet", options, for_page=True).details
         assert found is not None
         return found
 

@@ -88,19 +88,19 @@ def test_orders_of_slots_without_a_choice_of_slots_are_pointed_out(make_document
     assert not about(make_document(quiet), "as fcfs does")
 
 
-def test_a_trace_is_repeated_beyond_its_length(traces: Path) -> None:
-    """113 requests three times over are each served 3 or 4 times, and the report tells the two numbers apart."""
+def test_a_trace_is_repeated_beyond_its_length(few: Path) -> None:
+    """120 requests three times over are each served 3 or 4 times, and the report tells the two numbers apart."""
     options: dict[str, Any] = {"policies": "fcfs", "seeds": 1, "load": 1.2, "max_num_seqs": 16}
-    result = replay(traces / "code.parquet", num_prompts=400, **options)
+    result = replay(few, num_prompts=400, **options)
     document = result.to_dict()
-    assert (document["trace"]["recorded_requests"], document["trace"]["requests"]) == (113, 400)
+    assert (document["trace"]["recorded_requests"], document["trace"]["requests"]) == (120, 400)
     assert set(result.requests["row"].value_counts()["count"]) == {3, 4}
-    assert "113 requests over" in report(document)
+    assert "120 requests over" in report(document)
     assert "repeated to 400" in report(document)
     assert about(document, "over and over")
     assert not about(document, "are few")
-    short = replay(traces / "code.parquet", **options).to_dict()
-    assert about(short, "113 requests are few")
+    short = replay(few, **options).to_dict()
+    assert about(short, "120 requests are few")
     assert "repeated" not in report(short).split("\n\n")[0]
 
 

@@ -24,6 +24,7 @@ from leap_rs.vllm.options import LeapOptions, parse
 
 TRACES = Path(__file__).parents[2] / "traces"
 READOUT = TRACES / "readout.prompt.safetensors"
+REQUESTS = 200
 # Small on purpose: one number of sequences, three agings, no limit on slots.
 LIMITS: dict[str, Any] = {
     "sweep": {"max_num_seqs": [8], "decode_slots": [8], "aging": [0.0, 1.0, 4.0]},
@@ -38,16 +39,17 @@ WORDS = (
 
 
 @pytest.fixture(scope="module")
-def math(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trace with prompt features alone: a small readout makes for quick simulations."""
-    path = tmp_path_factory.mktemp("tune") / "math.parquet"
-    write_trace(read_trace(TRACES / "math.parquet").drop("features"), path, model="SmolLM2-135M-Instruct")
+    path = tmp_path_factory.mktemp("tune") / "small.parquet"
+    frame = read_trace(TRACES / "vicuna-33b-flask.parquet").head(REQUESTS).drop("features", "text_features")
+    write_trace(frame, path, model="SmolLM2-135M-Instruct")
     return path
 
 
 @pytest.fixture(scope="module")
-def result(math: Path) -> TuneResult:
-    return leap_rs.tune(math, "p99_e2el<=1.5", load=1.4, **LIMITS)
+def result(small: Path) -> TuneResult:
+    return leap_rs.tune(small, "p99_e2el<=1.5", load=1.4, **LIMITS)
 
 
 @pytest.fixture
@@ -55,8 +57,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return runner(main, capsys)
 
 
-def test_halves_are_disjoint_and_complete(math: Path) -> None:
-    for path in (math, TRACES / "code.parquet"):
+def test_halves_are_disjoint_and_complete(small: Path) -> None:
+    for path in (small, TRACES / "gpt-4-0613-arenahard.parquet"):
         trace = load(path)
         first, second = halves(trace)
         assert abs(first.frame.height - second.frame.height) <= 1
@@ -65,16 +67,16 @@ def test_halves_are_disjoint_and_complete(math: Path) -> None:
         assert first.frame["arrival_s"].max() <= second.frame["arrival_s"].min()
 
 
-def test_the_other_half_is_reported_as_a_replay_of_it(result: TuneResult, math: Path) -> None:
+def test_the_other_half_is_reported_as_a_replay_of_it(result: TuneResult, small: Path) -> None:
     document = result.to_dict()
     assert document["verdict"]["status"] == "gain"
     assert result.chosen is not None
     held_out = document["held_out"]
     start, stop = held_out["rows"]
     assert document["search"]["rows"] == [0, start]
-    assert stop == document["trace"]["requests"] == 199
+    assert stop == document["trace"]["requests"] == REQUESTS
     again = leap_rs.replay(
-        read_trace(math)[start:stop],
+        read_trace(small)[start:stop],
         policies=["fcfs", "leap", result.chosen["policy"]],
         load=1.4,
         num_prompts=document["config"]["num_prompts"],
@@ -113,14 +115,14 @@ def test_the_search_kept_the_bound_with_its_interval(result: TuneResult) -> None
             assert not all(check["holds_with_ci95"] for check in found)
 
 
-def test_a_quarter_is_a_trace_of_its_own(result: TuneResult, math: Path) -> None:
+def test_a_quarter_is_a_trace_of_its_own(result: TuneResult, small: Path) -> None:
     document = result.to_dict()
     best = document["candidates"][0]
-    assert [quarter["rows"] for quarter in best["quarters"]] == [[0, 49], [49, 99]]
+    assert [quarter["rows"] for quarter in best["quarters"]] == [[0, REQUESTS // 4], [REQUESTS // 4, REQUESTS // 2]]
     for quarter in best["quarters"]:
         start, stop = quarter["rows"]
         told = leap_rs.replay(
-            read_trace(math)[start:stop],
+            read_trace(small)[start:stop],
             policies=["fcfs", best["policy"]],
             load=1.4,
             num_prompts=document["config"]["num_prompts"],
@@ -135,13 +137,13 @@ def test_a_quarter_is_a_trace_of_its_own(result: TuneResult, math: Path) -> None
         assert ratio["ci95"][1] <= 1.5
 
 
-def test_short_halves_are_repeated_and_it_is_said(result: TuneResult, math: Path) -> None:
+def test_short_halves_are_repeated_and_it_is_said(result: TuneResult, small: Path) -> None:
     document = result.to_dict()
     assert document["config"]["repeated"]
     assert document["search"]["replayed"] == document["held_out"]["replayed"] == 20 * 8
     assert any("over and over" in note for note in result.notes)
     assert not any("extrapolated" in note for note in result.notes)
-    own = leap_rs.tune(math, "p99_e2el<=1.5", load=1.4, num_prompts=90, **LIMITS).to_dict()
+    own = leap_rs.tune(small, "p99_e2el<=1.5", load=1.4, num_prompts=90, **LIMITS).to_dict()
     assert not own["config"]["repeated"]
     assert own["search"]["replayed"] == own["held_out"]["replayed"] == 90
 
@@ -191,8 +193,8 @@ def test_the_printed_command_replays_the_chosen(result: TuneResult, run: Run) ->
     assert document["results"][0]["load"] == pytest.approx(1.4)
 
 
-def test_an_impossible_bound_recommends_fcfs(math: Path) -> None:
-    result = leap_rs.tune(math, "p99_e2el<=0.01", load=1.4, **LIMITS)
+def test_an_impossible_bound_recommends_fcfs(small: Path) -> None:
+    result = leap_rs.tune(small, "p99_e2el<=0.01", load=1.4, **LIMITS)
     document = result.to_dict()
     assert result.chosen is None
     assert document["verdict"] == {"status": "bound_unmet", "recommend": "fcfs", "bound_held": None}
@@ -234,10 +236,10 @@ def test_equal_lengths_leave_nothing_to_win() -> None:
     assert document["server"]["additional_config"] == {"leap": {"mode": "shadow"}}
 
 
-def test_more_sequences_alone_are_told_from_the_order(math: Path) -> None:
+def test_more_sequences_alone_are_told_from_the_order(small: Path) -> None:
     """An engine held to 2 sequences gains from 16 whatever the order: fcfs there is replayed beside the chosen."""
     limits = {**LIMITS, "max_num_seqs": 2, "sweep": {**LIMITS["sweep"], "max_num_seqs": [2, 16], "decode_slots": [16]}}
-    result = leap_rs.tune(math, "p99_e2el<=1.1", load=1.4, **limits)
+    result = leap_rs.tune(small, "p99_e2el<=1.1", load=1.4, **limits)
     document = result.to_dict()
     assert result.chosen is not None
     assert result.chosen["max_num_seqs"] == 16
@@ -250,10 +252,10 @@ def test_more_sequences_alone_are_told_from_the_order(math: Path) -> None:
     assert result.server["max_num_seqs"] == 16
 
 
-def test_a_frame_searches_as_its_file(math: Path) -> None:
+def test_a_frame_searches_as_its_file(small: Path) -> None:
     options = {**LIMITS, "load": 1.4, "num_prompts": 60, "seeds": 2}
-    ours = leap_rs.tune(read_trace(math), "p99_e2el<=1.5", **options).to_dict()
-    file = leap_rs.tune(math, "p99_e2el<=1.5", **options).to_dict()
+    ours = leap_rs.tune(read_trace(small), "p99_e2el<=1.5", **options).to_dict()
+    file = leap_rs.tune(small, "p99_e2el<=1.5", **options).to_dict()
     assert ours["candidates"] == file["candidates"]
     assert ours["held_out"] == file["held_out"]
     assert ours["replay_command"] is None
@@ -284,25 +286,25 @@ def test_more_sequences_than_the_preset_has_are_told_to_be_extrapolated() -> Non
         ({"speed": 3}, "speed: no such option"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str, math: Path) -> None:
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str, small: Path) -> None:
     given = {"bound": "p99_e2el<=1.5", "load": 0.01, "max_num_seqs": 300, "num_prompts": 4, "seeds": 2, **options}
     with pytest.raises(ConfigError, match=says):
-        leap_rs.tune(math, **given)
+        leap_rs.tune(small, **given)
 
 
 class TestCommand:
     """Exit statuses, streams and files."""
 
-    def test_json_is_one_strict_object(self, run: Run, result: TuneResult, math: Path) -> None:
-        words = [math, "--load", 1.4, "--tune", "p99_e2el<=1.5", *WORDS, "--json"]
+    def test_json_is_one_strict_object(self, run: Run, result: TuneResult, small: Path) -> None:
+        words = [small, "--load", 1.4, "--tune", "p99_e2el<=1.5", *WORDS, "--json"]
         status, out, err = run(*words)
         assert (status, err) == (0, "")
         document = strict_json(out)
         assert document["leap_tune_version"] == 1
         assert document == result.to_dict()
 
-    def test_the_report_says_it_all_in_120_columns(self, run: Run, result: TuneResult, math: Path) -> None:
-        status, out, err = run(math, "--load", 1.4, "--tune", "p99_e2el<=1.5", *WORDS)
+    def test_the_report_says_it_all_in_120_columns(self, run: Run, result: TuneResult, small: Path) -> None:
+        status, out, err = run(small, "--load", 1.4, "--tune", "p99_e2el<=1.5", *WORDS)
         assert (status, err) == (0, "")
         commands = {result.server["command"], result.to_dict()["replay_command"]}
         assert commands <= set(out.splitlines())
@@ -315,12 +317,12 @@ class TestCommand:
             assert part in words
 
     def test_what_is_printed_can_be_pasted_into_a_servers_command(
-        self, run: Run, result: TuneResult, math: Path
+        self, run: Run, result: TuneResult, small: Path
     ) -> None:
         """Once with a gain, once without: there leap only watches."""
         pasted = []
         for words in (["--tune", "p99_e2el<=1.5"], ["--tune", "p99_e2el<=0.01", "--num-prompts", 60]):
-            status, out, _ = run(math, "--load", 1.4, *words, *WORDS)
+            status, out, _ = run(small, "--load", 1.4, *words, *WORDS)
             assert status == 0
             (command,) = [shlex.split(line) for line in out.splitlines() if "--additional-config" in line]
             assert command[:-1] == [
@@ -334,8 +336,8 @@ class TestCommand:
         # Everything else has the plugin's own defaults.
         assert pasted == [LeapOptions(**chosen), LeapOptions(mode="shadow")]
 
-    def test_an_unmet_bound_is_an_answer_and_no_error(self, run: Run, math: Path) -> None:
-        status, out, _ = run(math, "--load", 1.4, "--tune", "p99_e2el<=0.01", "--num-prompts", 60, *WORDS)
+    def test_an_unmet_bound_is_an_answer_and_no_error(self, run: Run, small: Path) -> None:
+        status, out, _ = run(small, "--load", 1.4, "--tune", "p99_e2el<=0.01", "--num-prompts", 60, *WORDS)
         assert status == 0
         assert "Nothing meets p99_e2el<=0.01" in out
         # What needs nothing new comes first.
@@ -344,20 +346,20 @@ class TestCommand:
             i for i, line in enumerate(lines) if "--scheduler-cls" in line
         )
 
-    def test_all_requests_at_once(self, run: Run, math: Path) -> None:
+    def test_all_requests_at_once(self, run: Run, small: Path) -> None:
         bounds = "p99_e2el<=1.5,request_throughput>=0.9"
-        words = [math, "--request-rate", "inf", "--tune", bounds, "--num-prompts", 40, *WORDS]
+        words = [small, "--request-rate", "inf", "--tune", bounds, "--num-prompts", 40, *WORDS]
         status, out, err = run(*words)
         assert (status, err) == (0, "")
         assert "all requests at once" in " ".join(out.split())
         assert "--request-rate inf" in out
         assert "…" not in out
 
-    def test_save_result(self, run: Run, tmp_path: Path, math: Path) -> None:
-        words = [math, "--load", 1.4, "--tune", "p99_e2el<=1.5", "--num-prompts", 60, *WORDS]
+    def test_save_result(self, run: Run, tmp_path: Path, small: Path) -> None:
+        words = [small, "--load", 1.4, "--tune", "p99_e2el<=1.5", "--num-prompts", 60, *WORDS]
         status, out, err = run(*words, "--json", "--save-result", "--result-dir", tmp_path)
         assert status == 0
-        saved = tmp_path / "leap-tune-math-load1.4.json"
+        saved = tmp_path / "leap-tune-small-load1.4.json"
         assert str(saved) in err
         assert strict_json(saved.read_text()) == strict_json(out)
 
@@ -373,15 +375,17 @@ class TestCommand:
             (("--tune", "p99_e2el<=1", "--objective", "ttft"), 2, "ttft"),
         ],
     )
-    def test_errors_are_one_line(self, run: Run, words: tuple[object, ...], status: int, says: str, math: Path) -> None:
-        found, out, err = run(math, *words)
+    def test_errors_are_one_line(
+        self, run: Run, words: tuple[object, ...], status: int, says: str, small: Path
+    ) -> None:
+        found, out, err = run(small, *words)
         assert (found, out) == (status, "")
         assert says in err
         assert status == 2 or len(err.splitlines()) == 1
 
-    def test_a_trace_of_seven_cannot_be_split(self, run: Run, tmp_path: Path, math: Path) -> None:
+    def test_a_trace_of_seven_cannot_be_split(self, run: Run, tmp_path: Path, small: Path) -> None:
         path = tmp_path / "seven.parquet"
-        write_trace(read_trace(math)[:7].drop("prompt_features"), path)
+        write_trace(read_trace(small)[:7].drop("prompt_features"), path)
         status, _, err = run(path, "--load", 1.2, "--tune", "p99_e2el<=1.1")
         assert status == 1
         assert f"{path}: 7 requests are too few" in err

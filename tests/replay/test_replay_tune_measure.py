@@ -20,8 +20,8 @@ METRICS = ("mean_ptl", "p99_e2el", "request_throughput")
 
 
 @pytest.fixture(scope="module")
-def code() -> Trace:
-    return load(Path(__file__).parents[2] / "traces" / "code.parquet")
+def sharegpt() -> Trace:
+    return load(Path(__file__).parents[2] / "traces" / "smollm2-sharegpt.parquet")
 
 
 def rows() -> pl.DataFrame:
@@ -79,20 +79,20 @@ def test_ratios_are_paired_by_seed() -> None:
     assert one.change(base, "mean_ptl").mean == pytest.approx(150.0)
 
 
-def test_a_bench_measures_what_a_replay_reports(code: Trace) -> None:
+def test_a_bench_measures_what_a_replay_reports(sharegpt: Trace) -> None:
     options: dict[str, Any] = {
         "load": 1.2,
         "seeds": 3,
         "num_prompts": 150,
-        "readout": code.path.parent / "readout.safetensors",
+        "readout": sharegpt.path.parent / "readout.safetensors",
     }
-    bench = Bench(code, build(options), 8, METRICS)
+    bench = Bench(sharegpt, build(options), 8, METRICS)
     candidates = [
         Candidate(("queue",), "gittins:ptl", 0.1, 1.0, None, 8),
         Candidate(("queue", "evict"), "countdown", 0.0, 0.0, None, 8),
     ]
     measured = bench.measure(candidates, 3)
-    result = replay(code.path, policies=["fcfs", *(one.policy for one in candidates)], max_num_seqs=8, **options)
+    result = replay(sharegpt.path, policies=["fcfs", *(one.policy for one in candidates)], max_num_seqs=8, **options)
     for one, told in zip([bench.fcfs, *measured], result.to_dict()["results"], strict=True):
         assert one.candidate.policy == told["policy"]
         for metric, values in one.values.items():
@@ -103,22 +103,22 @@ def test_a_bench_measures_what_a_replay_reports(code: Trace) -> None:
         assert change.ci95 == pytest.approx(told["paired"]["p99_e2el_ms"]["ci95"], rel=1e-6, abs=1e-9)
 
 
-def test_every_engine_is_offered_the_same_requests_a_second(code: Trace) -> None:
+def test_every_engine_is_offered_the_same_requests_a_second(sharegpt: Trace) -> None:
     """Load 1.2 of 8 sequences is another multiple of what 16 can serve, so a replay at that load must agree."""
     options: dict[str, Any] = {"seeds": 2, "num_prompts": 150}
-    bench = Bench(code, build({"load": 1.2, **options}), 8, METRICS)
+    bench = Bench(sharegpt, build({"load": 1.2, **options}), 8, METRICS)
     (wider,) = bench.measure([fcfs(16)], 2)
     own_load = 1.2 * bench.capacity[8, None] / bench.capacity[16, None]
-    told = replay(code.path, policies="fcfs", load=own_load, max_num_seqs=16, **options).to_dict()["results"][0]
+    told = replay(sharegpt.path, policies="fcfs", load=own_load, max_num_seqs=16, **options).to_dict()["results"][0]
     assert own_load < 1.0
     assert wider.values["mean_ptl"].mean() == pytest.approx(told["metrics"]["mean_ptl_ms"]["mean"], rel=1e-9)
     (narrow,) = bench.measure([fcfs(8)], 2)
     np.testing.assert_allclose(narrow.values["mean_ptl"], bench.fcfs.values["mean_ptl"], rtol=1e-9)
 
 
-def test_a_preset_with_few_slots_is_measured_without_that_limit(code: Trace) -> None:
-    bench = Bench(code, build({"load": 1.2, "seeds": 2, "engine": "paper"}), 512, METRICS)
-    free = replay(code.path, policies="fcfs", load=1.2, seeds=2, engine="paper", decode_slots=512).to_dict()["results"][
-        0
-    ]
+def test_a_preset_with_few_slots_is_measured_without_that_limit(sharegpt: Trace) -> None:
+    bench = Bench(sharegpt, build({"load": 1.2, "seeds": 2, "engine": "paper"}), 512, METRICS)
+    free = replay(sharegpt.path, policies="fcfs", load=1.2, seeds=2, engine="paper", decode_slots=512).to_dict()[
+        "results"
+    ][0]
     assert bench.fcfs.values["mean_ptl"].mean() == pytest.approx(free["metrics"]["mean_ptl_ms"]["mean"], rel=1e-9)

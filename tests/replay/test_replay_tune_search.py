@@ -42,9 +42,10 @@ LARGE = replace(
 
 @pytest.fixture(scope="module")
 def first() -> Trace:
-    """Without the wide state features, so that a simulation is quick."""
-    trace = load(Path(__file__).parents[2] / "traces" / "math.parquet")
-    return halves(replace(trace, frame=trace.frame.drop("features")))[0]
+    """Half of a few requests with prompt features alone, so that a simulation is quick."""
+    trace = load(Path(__file__).parents[2] / "traces" / "vicuna-33b-flask.parquet")
+    frame = trace.frame.head(200).drop("features", "text_features")
+    return halves(replace(trace, frame=frame, metadata={"model": "SmolLM2-135M-Instruct"}))[0]
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +161,7 @@ def test_the_same_seed_gives_the_same_search(first: Trace, options: dict[str, An
 
 
 def test_a_metric_without_a_value_cannot_be_bound() -> None:
-    path = Path(__file__).parents[2] / "traces" / "code.parquet"
+    path = Path(__file__).parents[2] / "traces" / "gpt-4-0613-arenahard.parquet"
     trace = load(path)
     single = replace(trace, frame=trace.frame.with_columns(output_tokens=trace.frame["output_tokens"] * 0 + 1))
     bench = Bench(single, build({"load": 1.4, "seeds": 2}), STOCK, ("mean_ptl", "mean_tpot"))

@@ -186,9 +186,9 @@ def test_a_trace_with_features_in_parts(
 ) -> None:
     monkeypatch.setattr(parquet, "PART_ROWS", 100)
     out = tmp_path / "out.parquet"
-    run(["convert", traces / "chat.parquet", "--out", out], capsys)
-    assert read_trace(out).equals(read_trace(traces / "chat.parquet"))
-    ours, theirs = pl.read_parquet_metadata(out), pl.read_parquet_metadata(traces / "chat.parquet")
+    run(["convert", traces / "gpt-4-0613-arenahard.parquet", "--out", out], capsys)
+    assert read_trace(out).equals(read_trace(traces / "gpt-4-0613-arenahard.parquet"))
+    ours, theirs = pl.read_parquet_metadata(out), pl.read_parquet_metadata(traces / "gpt-4-0613-arenahard.parquet")
     assert {key: ours[key] for key in ("model", "layer", "source")} == {
         key: theirs[key] for key in ("model", "layer", "source")
     }

@@ -35,7 +35,7 @@ class Traffic:
         return "stop" if self.stopped[i] else "length"
 
 
-def real_traffic(traces: Path, names: Sequence[str] = ("chat", "instruct", "sharegpt")) -> Traffic:
+def real_traffic(traces: Path, names: Sequence[str] = ("smollm2-sharegpt", "smollm2-multilingual")) -> Traffic:
     """The committed traces one after the other."""
     frame = pl.concat([pl.read_parquet(traces / f"{name}.parquet") for name in names], how="diagonal")
     return Traffic(

@@ -176,6 +176,8 @@ impl FromStr for PolicySpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::levers::aging::AGING;
+    use crate::remaining::{Objective, Order};
 
     #[test]
     fn defaults_and_options_of_a_specification() {

@@ -22,6 +22,8 @@ DEFAULT_AGING: float
 """e-foldings a standing wait where nobody says otherwise."""
 DEFAULT_RECOMPUTE_SHARE: float
 """Share of the computed tokens that may be computed again where nobody says otherwise."""
+ENCODER_BACKLOG: int
+"""Prompts that wait for the encoder at most: beyond them the oldest are skipped."""
 
 class LeapError(ValueError):
     """An input or option that leap-rs cannot use."""
@@ -549,25 +551,27 @@ def engine_presets() -> str:
 def replay(
     columns: Mapping[str, Any],
     options: str,
-    state_readout: str | None = None,
-    prompt_readout: str | None = None,
+    readouts: Mapping[str, str] | None = None,
     progress: Callable[[float], object] | None = None,
     requests: bool = False,
 ) -> tuple[str, dict[str, npt.NDArray[Any]] | None]:
-    """Replays the columns of a trace under options (JSON): the report (JSON) and, on request, a row a request."""
+    """Replays the columns of a trace under options (JSON): the report (JSON) and, on request, a row a request.
+
+    readouts are files by kind; one that is not there learns from zero.
+    """
 
 def simulate(
     columns: Mapping[str, Any],
     engine: str,
     *,
     policy: str = "fcfs",
-    readouts: tuple[str, str] | None = None,
+    readouts: Mapping[str, str] | None = None,
     timeline: bool = False,
     steps: bool = False,
 ) -> dict[str, npt.NDArray[Any]]:
     """Every request of a trace once under one policy at its recorded arrival, on an engine (JSON).
 
-    readouts are files, that of the prompt first.
+    readouts are files by kind; one that is not there predicts nothing.
 
     In the order of the rows: admitted_s (when the scheduler first gave it a seat), first_token_s and finish_s (float64,
     on the clock of arrival_s), preemptions (uint32). With timeline also the engine over time as a step function, each

@@ -160,7 +160,7 @@ def by_replayer(case: Case) -> list[Logged]:
     readouts = {}
     if case.read is not None:
         columns |= {"features": case.read.features, "prompt_features": case.read.prompt_features}
-        readouts = {"readouts": (str(case.read.prompt), str(case.read.state))}
+        readouts = {"readouts": {"prompt": str(case.read.prompt), "state": str(case.read.state)}}
     log = _leap.simulate(columns, json.dumps(engine), policy=case.policy, steps=True, **readouts)
     steps = []
     for i, composed_s in enumerate(log["step_s"]):

@@ -1,15 +1,16 @@
 //! Binding of the replayer: columns in, one JSON text and plain arrays out.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use half::f16;
 use leap::online::{OnlineOptions, OnlineReadout};
-use leap::readout::Readout;
+use leap::readout::{Kind, Readout};
 use leap::replay::{
-    Control, EngineConfig, Features, Finish, Options, Outcome, Readouts, Record, Report, RequestRow, Trace,
-    engine_presets, run, simulate_recorded,
+    Control, ENCODER_BACKLOG, EngineConfig, Features, Finish, Options, Outcome, Readouts, Record, Report, RequestRow,
+    Trace, engine_presets, run, simulate_recorded,
 };
 use leap::rls::Anchor;
 use numpy::{IntoPyArray, PyReadonlyArray1, PyReadonlyArray2};
@@ -27,20 +28,19 @@ fn presets() -> PyResult<String> {
 }
 
 #[pyfunction]
-#[pyo3(signature = (columns, options, state_readout=None, prompt_readout=None, progress=None, requests=false))]
+#[pyo3(signature = (columns, options, readouts=None, progress=None, requests=false))]
 fn replay<'py>(
     py: Python<'py>,
     columns: &Bound<'py, PyDict>,
     options: &str,
-    state_readout: Option<String>,
-    prompt_readout: Option<String>,
+    readouts: Option<BTreeMap<String, String>>,
     progress: Option<Py<PyAny>>,
     requests: bool,
 ) -> PyResult<(String, Option<Bound<'py, PyDict>>)> {
     let trace = trace_of(columns)?;
     let options: Options =
         serde_json::from_str(options).map_err(|error| ConfigError::new_err(format!("replay options: {error}")))?;
-    let readouts = readouts_of(state_readout, prompt_readout)?;
+    let readouts = readouts_of(readouts)?;
     let (report, rows) = supervise(py, &trace, &readouts, &options, requests, progress)?;
     let text = serde_json::to_string(&report).map_err(|error| ConfigError::new_err(error.to_string()))?;
     let table = if requests { Some(table(py, &trace, &rows)?) } else { None };
@@ -54,15 +54,14 @@ fn simulate<'py>(
     columns: &Bound<'py, PyDict>,
     engine: &str,
     policy: &str,
-    readouts: Option<(String, String)>,
+    readouts: Option<BTreeMap<String, String>>,
     timeline: bool,
     steps: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let trace = trace_of(columns)?;
     let engine: EngineConfig =
         serde_json::from_str(engine).map_err(|error| ConfigError::new_err(format!("engine: {error}")))?;
-    let (prompt, state) = readouts.unzip();
-    let readouts = readouts_of(state, prompt)?;
+    let readouts = readouts_of(readouts)?;
     let simulate = || simulate_recorded(&trace, &readouts, &engine, policy, timeline, steps);
     let outcome = py.detach(simulate).map_err(to_py)?;
     outcome_dict(py, outcome)
@@ -93,11 +92,13 @@ fn outcome_dict(py: Python<'_>, outcome: Outcome) -> PyResult<Bound<'_, PyDict>>
     Ok(dict)
 }
 
-fn readouts_of(state: Option<String>, prompt: Option<String>) -> PyResult<Readouts> {
-    Ok(Readouts {
-        state: state.map(|path| online(path.as_ref())).transpose()?,
-        prompt: prompt.map(|path| online(path.as_ref())).transpose()?,
-    })
+/// The readouts of files by kind.
+fn readouts_of(files: Option<BTreeMap<String, String>>) -> PyResult<Readouts> {
+    let mut readouts = Readouts::default();
+    for (kind, path) in files.unwrap_or_default() {
+        readouts.put(kind.parse::<Kind>().map_err(to_py)?, Some(online(path.as_ref())?));
+    }
+    Ok(readouts)
 }
 
 fn online(path: &Path) -> PyResult<OnlineReadout> {
@@ -221,6 +222,7 @@ fn trace_of(columns: &Bound<'_, PyDict>) -> PyResult<Trace> {
         prefix_block_size,
         features: features(columns, "features")?,
         prompt_features: features(columns, "prompt_features")?,
+        text_features: features(columns, "text_features")?,
         scores,
     })
 }
@@ -245,6 +247,7 @@ fn table<'py>(py: Python<'py>, trace: &Trace, rows: &[RequestRow]) -> PyResult<B
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add("ENCODER_BACKLOG", ENCODER_BACKLOG)?;
     m.add_function(wrap_pyfunction!(presets, m)?)?;
     m.add_function(wrap_pyfunction!(replay, m)?)?;
     m.add_function(wrap_pyfunction!(simulate, m)?)

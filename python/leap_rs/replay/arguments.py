@@ -150,8 +150,9 @@ Policy = Annotated[
             "takes admission alone), order, objective, rls, batch, aging (by how many e-foldings waiting raises a request "
             "in the time that a newcomer would wait) or aging_rate (e-foldings per second), memory_weight, "
             "recompute_share (of the computed tokens, what admission lets preempted requests compute again), "
-            "wait_cap_steps, wait_cap_s, hysteresis, evict_factor, evict_per_s; for score:NAME also delay_s and gpu_share. "
-            "All that can run by default."
+            "wait_cap_steps, wait_cap_s, hysteresis, evict_factor, evict_per_s; for leap also readouts (of prompt, text "
+            "and state, joined by +) and encoder_s (seconds that the encoder takes for a prompt), for score:NAME delay_s "
+            "and gpu_share. All that can run by default."
         ),
     ),
 ]
@@ -159,7 +160,10 @@ Readout = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="State readout (X.prompt.safetensors beside it is loaded too), or 'none' to learn from zero.",
+        help=(
+            "State readout (X.prompt.safetensors and X.text.safetensors beside it are loaded too), or 'none' to learn "
+            "from zero."
+        ),
         show_default="readout.safetensors beside the trace, if it fits",
     ),
 ]

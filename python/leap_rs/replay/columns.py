@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from leap_rs.trace import schema
 from leap_rs.trace.labels import finish_reason, is_label
 
 FINISH = {"stop": 0, "length": 1, "abort": 2}
@@ -44,7 +45,7 @@ def to_columns(frame: pl.DataFrame, *, trace_block: int, engine_block: int) -> t
     ended = pl.when(is_label(frame.columns)).then(finish_reason(frame.columns)).otherwise(pl.lit("abort"))
     codes = frame.with_columns(ended.replace_strict(FINISH, return_dtype=pl.UInt8).alias("finish"))["finish"]
     columns["finish"] = np.ascontiguousarray(codes.to_numpy())
-    for name in ("features", "prompt_features"):
+    for name in schema.FEATURE_COLUMNS:
         if name in frame.columns:
             columns[name] = np.ascontiguousarray(frame[name].to_numpy())
     scores = {

@@ -11,10 +11,14 @@ import polars as pl
 
 from leap_rs import _leap
 from leap_rs._leap import ReadoutError
+from leap_rs.trace import schema
 
 from .columns import score_names
 
-LENGTH_TERMS = 3  # a prompt readout on the length terms alone needs no column
+KINDS = ("prompt", "text", "state")
+"""The readouts, in the order in which they know something of a request."""
+COLUMNS = {"prompt": "prompt_features", "text": "text_features", "state": "features"}
+LENGTH_TERMS = 3  # where a trace has no prompt features they stand for them
 DEFAULT_NAME = "readout.safetensors"
 WITHOUT_PREDICTOR = ("fcfs", "fcfs:levers=admission", "sjf-prompt", "hrrn", "las", "mlfq")
 LEAP = ("leap-frozen", "leap-paper", "leap")
@@ -23,17 +27,16 @@ ORACLES = ("sjf-oracle", "srpt-oracle")
 
 @dataclass
 class Chosen:
-    """The readout files in force; None where a readout learns from zero or the trace has no features for it."""
+    """The readout files in force by kind; a readout without one learns from zero, or the trace has no features for it."""
 
-    state: Path | None = None
-    prompt: Path | None = None
+    files: dict[str, Path] = field(default_factory=dict)
     used: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
-def prompt_sibling(path: Path) -> Path:
-    """Where the prompt readout of a state readout lies: `X.safetensors` has `X.prompt.safetensors`."""
-    return path.with_name(f"{path.name.removesuffix('.safetensors')}.prompt.safetensors")
+def sibling(path: Path, kind: str) -> Path:
+    """Where another readout than that of the state lies beside it: `X.safetensors` has `X.prompt.safetensors`."""
+    return path.with_name(f"{path.name.removesuffix('.safetensors')}.{kind}.safetensors")
 
 
 def choose(
@@ -52,15 +55,16 @@ def choose(
         if not path.is_file():
             raise ReadoutError(f"{path}: no such readout file")
         _take(chosen, path, frame, metadata, trace_path, required=True)
-        sibling = prompt_sibling(path)
-        if chosen.prompt is None and sibling.is_file():
-            _take(chosen, sibling, frame, metadata, trace_path, required=False)
+        for kind in ("prompt", "text"):
+            if kind not in chosen.files and (beside := sibling(path, kind)).is_file():
+                _take(chosen, beside, frame, metadata, trace_path, required=False)
     elif trace_path is not None:
-        for path in (trace_path.parent / DEFAULT_NAME, prompt_sibling(trace_path.parent / DEFAULT_NAME)):
+        default = trace_path.parent / DEFAULT_NAME
+        for path in (default, sibling(default, "prompt"), sibling(default, "text")):
             if path.is_file():
                 _take(chosen, path, frame, metadata, trace_path, required=False)
-    for kind, column in (("state", "features"), ("prompt", "prompt_features")):
-        if column in frame.columns and kind not in chosen.used:
+    for kind in ("state", "prompt", "text"):
+        if COLUMNS[kind] in frame.columns and kind not in chosen.used:
             chosen.used[kind] = None
     return chosen
 
@@ -77,8 +81,8 @@ def _take(
     readout = _leap.Readout.load(str(path))
     meta: dict[str, Any] = dict(readout.meta)
     kind = str(meta.get("kind") or "state").lower()
-    column = "prompt_features" if kind == "prompt" else "features"
-    misfit = _misfit(readout.d, meta, frame, metadata, column, state=kind == "state")
+    column = COLUMNS[kind]
+    misfit = _misfit(readout.d, meta, frame, metadata, kind)
     if misfit is not None:
         if required:
             raise ReadoutError(f"{path}: does not fit this trace: {misfit}")
@@ -86,16 +90,14 @@ def _take(
         if column in frame.columns:
             chosen.notes.append(f"{path} is not used: {misfit}")
         return
-    if kind == "prompt":
-        chosen.prompt = path
-    else:
-        chosen.state = path
+    chosen.files[kind] = path
     chosen.used[kind] = {
         "path": str(path),
         "d": readout.d,
         "max_tokens": readout.max_tokens,
         "model": meta.get("model"),
         "layer": meta.get("layer"),
+        **{key: meta[key] for key in schema.FEATURES_OF["text_features"] if key in meta},
         "trained_on": _names(meta),
     }
     if trace_path is not None and _was_trained_on(_names(meta), trace_path):
@@ -104,22 +106,29 @@ def _take(
         )
 
 
-def _misfit(
-    d: int, meta: Mapping[str, Any], frame: pl.DataFrame, metadata: Mapping[str, str], column: str, *, state: bool
-) -> str | None:
-    if column not in frame.columns and not state and d == LENGTH_TERMS:
-        return None
-    if column not in frame.columns:
+def _misfit(d: int, meta: Mapping[str, Any], frame: pl.DataFrame, metadata: Mapping[str, str], kind: str) -> str | None:
+    column = COLUMNS[kind]
+    if column not in frame.columns and not (kind == "prompt" and d == LENGTH_TERMS):
         return f"the trace has no column {column}"
-    dtype = frame.schema[column]
-    width = dtype.shape[0] if isinstance(dtype, pl.Array) else None
+    # A text readout reads the prompt features too.
+    reads = (column, COLUMNS["prompt"]) if kind == "text" else (column,)
+    read = [name for name in reads if name in frame.columns]
+    width = sum(_width(frame.schema[name]) for name in read)
+    if kind != "state" and COLUMNS["prompt"] not in read:
+        width += LENGTH_TERMS
     if width != d:
-        return f"it reads {d} features and column {column} has {width}"
-    for key in ("model", "layer") if state else ("model",):
-        ours, theirs = meta.get(key), metadata.get(key)
-        if ours is not None and theirs is not None and str(ours) != str(theirs):
+        beside = " with those of the prompt" if kind == "text" else ""
+        return f"it reads {d} features and column {column} has {width}{beside}"
+    known = {key: value for name in read for key, value in schema.identity(name, metadata).items()}
+    for key, theirs in known.items():
+        ours = meta.get(key)
+        if ours is not None and str(ours) != theirs:
             return f"it is for {key} {ours} and the trace is from {key} {theirs}"
     return None
+
+
+def _width(dtype: pl.DataType) -> int:
+    return dtype.shape[0] if isinstance(dtype, pl.Array) else 0
 
 
 def _names(meta: Mapping[str, Any]) -> list[str]:

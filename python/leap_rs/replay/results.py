@@ -18,6 +18,7 @@ from leap_rs.trace.files import replacing
 from .options import POINT_KEYS, Options, in_json
 from .page import rows as page_rows
 from .page.rows import PointDetail
+from .readouts import KINDS
 
 VERSION = 1
 QUEUE_KEYS = (
@@ -226,7 +227,7 @@ def _flat(group: Mapping[str, Any]) -> dict[str, Any]:
 def _prediction(group: Mapping[str, Any] | None) -> dict[str, Any]:
     group = group or {}
     flat = _flat({key: group.get(key) for key in PREDICTION_KEYS})
-    for kind in ("prompt", "state"):
+    for kind in KINDS:
         part = group.get(kind)
         if isinstance(part, Mapping):
             flat[kind] = _flat({key: part.get(key) for key in PREDICTION_KEYS})

@@ -122,8 +122,7 @@ def run(
         return _leap.replay(
             arrays,
             json.dumps(wanted, allow_nan=False),
-            None if chosen.state is None else str(chosen.state),
-            None if chosen.prompt is None else str(chosen.prompt),
+            {kind: str(file) for kind, file in chosen.files.items()},
             progress,
             rows,
         )
@@ -139,7 +138,7 @@ def run(
         "kv_tokens_a_resident": held_tokens(frame, core_engine["kv_tokens"], core_engine["block_size"]),
         "model": trace.metadata.get("model"),
         "layer": trace.metadata.get("layer"),
-        "features": [name for name in ("features", "prompt_features") if name in frame.columns],
+        "features": [name for name in schema.FEATURE_COLUMNS if name in frame.columns],
         "scores": columns.score_names(frame),
     }
     document = assemble(

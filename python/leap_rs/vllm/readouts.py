@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leap_rs._leap import LeapError, OnlineReadout, Readout, ReadoutError
-from leap_rs.replay.readouts import prompt_sibling
+from leap_rs.replay.readouts import sibling
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def files_of(readout: Path | None) -> dict[str, Path]:
     """The files that a user's `readout` stands for: the state readout's, and the prompt readout's beside it."""
     if readout is None:
         return {}
-    sibling = prompt_sibling(readout)
-    return {"state": readout, **({"prompt": sibling} if sibling.is_file() else {})}
+    prompt = sibling(readout, "prompt")
+    return {"state": readout, **({"prompt": prompt} if prompt.is_file() else {})}
 
 
 def origin(files: Mapping[str, Path]) -> str:

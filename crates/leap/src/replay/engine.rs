@@ -13,7 +13,7 @@ use super::gaps::Gaps;
 use super::input::RunInput;
 use super::options::Options;
 use super::outcome::{Control, Record};
-use super::parts::{DecodeSlots, Evictions, Kv, Seats, Written};
+use super::parts::{Coming, DecodeSlots, Evictions, Kv, Seats, Written};
 use super::policy::{PolicySpec, Rule};
 use super::ranker::Ranker;
 use super::state::{Request, Step, Tally};
@@ -58,7 +58,8 @@ pub(super) struct Engine<'a> {
     pub(super) evictions: Evictions,
     /// Those that were preempted in the step being composed with their last token under way.
     pub(super) passing: Vec<u32>,
-    delayed: VecDeque<(f64, u32)>,
+    /// Where the policy learns something of requests between arrival and prefill.
+    coming: Option<Coming>,
     pub(super) flights: VecDeque<Flight>,
     /// How often somebody was put before all others of the queue.
     pub(super) prepended: u64,
@@ -108,7 +109,7 @@ impl<'a> Engine<'a> {
             slots: DecodeSlots::new(config, spec),
             evictions: Evictions::new(spec),
             passing: Vec::new(),
-            delayed: VecDeque::new(),
+            coming: ranker.is_told_late().then(|| Coming::new(spec)),
             flights: VecDeque::new(),
             prepended: 0,
             admission: spec.levers.admission.then(admission).transpose()?,
@@ -128,31 +129,35 @@ impl<'a> Engine<'a> {
 
     /// A request comes in that was sent at `at_s`.
     pub(super) fn arrive(&mut self, id: u32, at_s: f64) -> Result<()> {
-        self.ranker.arrived(id, at_s)?;
-        if self.ranker.is_delayed() {
-            self.delayed.push_back((at_s + self.spec.delay_s, id));
+        if self.ranker.arrived(id, at_s)?
+            && let Some(coming) = &mut self.coming
+        {
+            coming.expect(id, at_s);
         }
         self.enqueue(id, at_s);
         self.note(at_s, self.kv.pool.free());
         Ok(())
     }
 
-    /// Takes in what another predictor has scored by now.
-    pub(super) fn take_scores(&mut self) {
-        while let Some(&(at, id)) = self.delayed.front() {
-            if at > self.now {
-                break;
+    /// Takes in the predictions that have come by now.
+    pub(super) fn take_predictions(&mut self) -> Result<()> {
+        while let Some(id) = self.coming.as_mut().and_then(|coming| coming.take(self.now)) {
+            if self.ranker.came(id)? {
+                self.learned_of(id);
             }
-            self.delayed.pop_front();
-            self.ranker.scored(id);
-            self.slots.changed = true;
-            self.rekey_waiting(id);
         }
+        Ok(())
     }
 
-    fn rekey_waiting(&mut self, id: u32) {
+    /// Something else is known of a request than before.
+    fn learned_of(&mut self, id: u32) {
+        self.slots.changed = true;
         if self.spec.levers.queue && self.waiting.contains(id) {
             self.waiting.rekey(id, self.ranker.queue_key(id, self.requests[id as usize].generated));
+        }
+        // Another predictor's score says nothing of how long a request stays.
+        if let (Some(admission), Some(length)) = (&mut self.admission, self.ranker.length(id)) {
+            admission.learned(u64::from(id), Some(length));
         }
     }
 
@@ -168,15 +173,14 @@ impl<'a> Engine<'a> {
             let Some(flight) = self.flights.pop_front() else { break };
             for id in flight.prefilled {
                 if self.ranker.prefilled(id)? {
-                    self.slots.changed = true;
-                    self.rekey_waiting(id);
-                    if let Some(admission) = &mut self.admission {
-                        admission.learned(u64::from(id), self.ranker.length(id));
-                    }
+                    self.learned_of(id);
                 }
             }
             for id in flight.done {
                 self.ranker.finished(id)?;
+                if let Some(coming) = &mut self.coming {
+                    coming.forget(id, self.now);
+                }
                 let row = self.input.rows[id as usize] as usize;
                 if let Some(admission) = &mut self.admission
                     && self.trace.finish_of(row) != Finish::Abort
@@ -202,9 +206,9 @@ impl<'a> Engine<'a> {
         self.flights.front().map(|flight| flight.end)
     }
 
-    /// When the next score of another predictor comes in.
-    pub(super) fn next_score(&self) -> Option<f64> {
-        self.delayed.front().map(|&(at, _)| at)
+    /// When the next prediction comes in that is on its way.
+    pub(super) fn next_prediction(&self) -> Option<f64> {
+        self.coming.as_ref().and_then(Coming::next_s)
     }
 
     /// Composes the next step; `None` when there is nothing to do before a step lands or something comes in.
@@ -223,7 +227,7 @@ impl<'a> Engine<'a> {
 
     /// How long a composed step and the equal ones behind it take here.
     pub(super) fn ramp(&self, step: &Step) -> Ramp {
-        let slow = if self.delayed.is_empty() { 1.0 } else { 1.0 / (1.0 - self.spec.gpu_share) };
+        let slow = if self.next_prediction().is_none() { 1.0 } else { 1.0 / (1.0 - self.spec.gpu_share) };
         Ramp::new(&self.config.cost, &step.work, slow)
     }
 
@@ -320,15 +324,15 @@ impl<'a> Engine<'a> {
     /// The next moment from outside that could change what the following step does.
     fn next_decision(&self, seat_free: bool, slots_bind: bool, arrival: Option<f64>) -> Option<f64> {
         let evicts = self.spec.levers.evict;
-        // A score that comes in orders the slots, and the last one gives the GPU back.
-        let scores = (slots_bind || self.spec.gpu_share > 0.0) && self.ranker.is_delayed();
+        // A prediction that comes in orders the slots, and the last one gives the GPU back.
+        let comes = (slots_bind || self.spec.gpu_share > 0.0) && self.coming.is_some();
         // With every seat taken an arrival changes nothing but whether there is a queue at all, unless it may go to
         // another rank: that depends on the time.
         let several = self.config.data_parallel_size > 1;
         // Relative aging goes by the number that wait.
         let counts = matches!(self.spec.aging, Aging::PerWait(_));
-        let matters = seat_free || evicts || scores || several || counts || self.waiting.is_empty();
-        let outside = arrival.into_iter().chain(self.next_score()).filter(|_| matters).min_by(f64::total_cmp);
+        let matters = seat_free || evicts || comes || several || counts || self.waiting.is_empty();
+        let outside = arrival.into_iter().chain(self.next_prediction()).filter(|_| matters).min_by(f64::total_cmp);
         let promotion = if seat_free || evicts { self.waiting.next_promotion() } else { None };
         let eviction = if evicts && !self.waiting.is_empty() { self.evictions.evictor.next_s(self.now) } else { None };
         [outside, promotion.filter(|&at| at > self.now), eviction].into_iter().flatten().min_by(f64::total_cmp)

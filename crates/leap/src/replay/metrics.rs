@@ -105,10 +105,8 @@ pub struct RunMetrics {
     pub queue: BTreeMap<&'static str, Summary>,
     /// The best prediction made of each request.
     pub prediction: Option<Prediction>,
-    /// By the prompt readout.
-    pub prompt_prediction: Option<Prediction>,
-    /// By the state readout.
-    pub state_prediction: Option<Prediction>,
+    /// Those of each [`Kind`] of readout that the policy goes by.
+    pub by_readout: [Option<Prediction>; 3],
 }
 
 /// Longest outputs of the quartiles of a trace; fewer than four where lengths are equal.
@@ -265,12 +263,8 @@ impl Measure<'_> {
             }
             Rule::Leap | Rule::LeapPaper | Rule::LeapFrozen => {
                 run.prediction = Some(quality(&Record::best_predicted, true));
-                if spec.rule == Rule::Leap {
-                    run.prompt_prediction = Some(quality(&|record| record.predicted[Kind::Prompt as usize], true));
-                }
-                if self.trace.features.is_some() {
-                    run.state_prediction = Some(quality(&|record| record.predicted[Kind::State as usize], true));
-                }
+                let own = |kind: Kind| quality(&|record| record.predicted[kind as usize], true);
+                run.by_readout = Kind::ALL.map(|kind| spec.readouts.has(kind).then(|| own(kind)));
             }
             _ => {}
         }

@@ -7,8 +7,8 @@ use super::metrics::Goodput;
 use super::options::Options;
 use super::outcome::{Control, Outcome};
 use super::policy::PolicySpec;
-use super::ranker::Readouts;
 use super::ranks::simulate;
+use super::readouts::Readouts;
 use super::trace::Trace;
 use crate::{Error, Result};
 
@@ -47,7 +47,7 @@ pub fn simulate_recorded(
         wait_cap_s: None,
         engine: engine.clone(),
     };
-    let spec = policy.parse::<PolicySpec>()?.on(engine);
+    let spec = policy.parse::<PolicySpec>()?.over(trace)?.on(engine);
     let control = Control { timeline, steps, ..Control::default() };
     simulate(trace, &RunInput::recorded(trace), engine, &spec, readouts, &options, &control)
 }

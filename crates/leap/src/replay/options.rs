@@ -4,9 +4,8 @@ use serde::{Deserialize, Deserializer};
 
 use super::config::EngineConfig;
 use super::metrics::Goodput;
-use super::ranker::Readouts;
+use super::readouts::Readouts;
 use super::trace::Trace;
-use crate::online::OnlineReadout;
 use crate::{Error, Result};
 
 /// One point of a sweep: what differs from the options.
@@ -92,10 +91,9 @@ impl Options {
     /// The output budget M in tokens: as given, or the readouts', or the trace's largest limit, or the longest output
     /// rounded up to a power of two.
     pub fn output_budget(&self, trace: &Trace, readouts: &Readouts) -> u32 {
-        let fitted = readouts.state.as_ref().or(readouts.prompt.as_ref()).map(OnlineReadout::max_tokens);
         let limit = trace.max_tokens.as_ref().and_then(|limits| limits.iter().max().copied());
         let longest = || trace.output_tokens.iter().max().copied().unwrap_or(1).next_power_of_two();
-        self.max_tokens.or(fitted).or(limit).unwrap_or_else(longest)
+        self.max_tokens.or(readouts.max_tokens()).or(limit).unwrap_or_else(longest)
     }
 
     pub(super) fn check(&self) -> Result<()> {

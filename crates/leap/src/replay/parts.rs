@@ -1,7 +1,11 @@
-//! What a simulated engine owns beside its requests: seats, KV blocks, decode slots, evictions, and what is written down.
+//! What a simulated engine owns beside its requests: seats, KV blocks, decode slots, evictions, predictions on their way,
+//! and what is written down.
+
+use std::collections::VecDeque;
 
 use super::blocks::{BlockPool, Held};
 use super::config::EngineConfig;
+use super::encoder::Encoder;
 use super::outcome::Control;
 use super::policy::PolicySpec;
 use super::steps::StepLog;
@@ -70,6 +74,58 @@ pub(super) struct Evictions {
 impl Evictions {
     pub(super) fn new(spec: &PolicySpec) -> Self {
         Self { evictor: Evictor::new(spec.evict_factor, spec.evict_per_s), refused: None }
+    }
+}
+
+/// Predictions that come a while after their requests.
+pub(super) enum Coming {
+    /// Another predictor's: each so long after its request, however many are on their way.
+    Scores { delay_s: f64, due: VecDeque<(f64, u32)> },
+    /// The text readout's, once the encoder has read the prompt.
+    Rows(Encoder),
+}
+
+impl Coming {
+    pub(super) fn new(spec: &PolicySpec) -> Self {
+        if spec.has_readout() {
+            Self::Rows(Encoder::new(spec.encoder_s))
+        } else {
+            Self::Scores { delay_s: spec.delay_s, due: VecDeque::new() }
+        }
+    }
+
+    /// One is to come for a request that was sent at `at_s`.
+    pub(super) fn expect(&mut self, id: u32, at_s: f64) {
+        match self {
+            Self::Scores { delay_s, due } => due.push_back((at_s + *delay_s, id)),
+            Self::Rows(encoder) => encoder.ask(id, at_s),
+        }
+    }
+
+    /// Nobody waits any more for what was to come for a request.
+    pub(super) fn forget(&mut self, id: u32, now: f64) {
+        if let Self::Rows(encoder) = self {
+            encoder.forget(id, now);
+        }
+    }
+
+    /// The next request whose prediction has come by now.
+    pub(super) fn take(&mut self, now: f64) -> Option<u32> {
+        match self {
+            Self::Scores { due, .. } => {
+                due.front().filter(|&&(at, _)| at <= now)?;
+                due.pop_front().map(|(_, id)| id)
+            }
+            Self::Rows(encoder) => encoder.take(now),
+        }
+    }
+
+    /// When the next comes.
+    pub(super) fn next_s(&self) -> Option<f64> {
+        match self {
+            Self::Scores { due, .. } => due.front().map(|&(at, _)| at),
+            Self::Rows(encoder) => encoder.next_s(),
+        }
     }
 }
 

@@ -2,9 +2,10 @@
 
 use super::options::Options;
 use super::policy::{PolicySpec, Rule};
-use super::ranker::Readouts;
-use super::trace::{Features, Trace};
+use super::readouts::Readouts;
+use super::trace::Trace;
 use crate::online::{OnlineOptions, OnlineReadout};
+use crate::prompt::LENGTH_FEATURES;
 use crate::readout::Kind;
 use crate::{Error, Result};
 
@@ -20,38 +21,34 @@ pub(super) fn complete(
     notes: &mut Vec<String>,
 ) -> Result<Readouts> {
     let mut all = readouts.clone();
-    let any = |rule: fn(&PolicySpec) -> bool| specs.iter().any(rule);
     let budget = options.output_budget(trace, readouts);
-    for (column, readout, features) in
-        [("features", &readouts.state, &trace.features), ("prompt_features", &readouts.prompt, &trace.prompt_features)]
-    {
-        let (Some(readout), Some(features)) = (readout, features) else { continue };
-        if readout.d() != features.width() {
-            return Err(Error::Readout(format!(
-                "column {column} has {} features a row, the readout reads {}",
-                features.width(),
-                readout.d()
-            )));
-        }
-    }
-    // A ridge of about twice the number of features keeps few labels from saying much, at any width.
-    let zero = |kind: Kind, d: usize| {
-        let lam = (2.0 * d as f64).min(1_000.0);
-        OnlineReadout::from_zero(d, budget, lam, WARMUP, kind, OnlineOptions::default())
-    };
-    if trace.prompt_features.is_none() && all.prompt.as_ref().is_some_and(|readout| readout.d() != 3) {
+    let length_terms = trace.prompt_features.is_none();
+    if length_terms && all.get(Kind::Prompt).is_some_and(|readout| readout.d() != LENGTH_FEATURES) {
         notes.push("the trace has no prompt_features: the prompt readout given is not used".into());
-        all.prompt = None;
+        all.put(Kind::Prompt, None);
     }
-    if all.prompt.is_none() && any(|spec| spec.rule == Rule::Leap) {
-        let width = trace.prompt_features.as_ref().map_or(3, Features::width);
-        all.prompt = Some(zero(Kind::Prompt, width)?);
-        let what = if trace.prompt_features.is_some() { "prompt features" } else { "prompt length alone" };
-        notes.push(format!("leap: the prompt readout learns from zero, on {what}"));
-    }
-    if let (None, Some(features), true) = (&all.state, &trace.features, any(PolicySpec::has_readout)) {
-        all.state = Some(zero(Kind::State, features.width())?);
-        notes.push("leap: the state readout learns from zero".into());
+    for kind in Kind::ALL {
+        let Some(width) = trace.width(kind) else { continue };
+        if let Some(readout) = all.get(kind) {
+            if readout.d() != width {
+                let (column, d) = (Trace::column(kind), readout.d());
+                let beside = if kind == Kind::Text { " with those of the prompt" } else { "" };
+                return Err(Error::Readout(format!(
+                    "column {column} has {width} features a row{beside}, the readout reads {d}"
+                )));
+            }
+        } else if specs.iter().any(|spec| spec.readouts.has(kind)) {
+            // A ridge of about twice the number of features keeps few labels from saying much, at any width.
+            let lam = (2.0 * width as f64).min(1_000.0);
+            let zero = OnlineReadout::from_zero(width, budget, lam, WARMUP, kind, OnlineOptions::default())?;
+            all.put(kind, Some(zero));
+            let what = match (kind, length_terms) {
+                (Kind::Prompt, true) => ", on prompt length alone",
+                (Kind::Prompt, false) => ", on prompt features",
+                _ => "",
+            };
+            notes.push(format!("leap: the {kind} readout learns from zero{what}"));
+        }
     }
     Ok(all)
 }
@@ -65,12 +62,11 @@ pub(super) fn usable(
 ) -> Result<Vec<PolicySpec>> {
     let mut specs = Vec::new();
     for text in &options.policies {
-        let spec: PolicySpec = text.parse()?;
-        spec.scores(trace)?;
+        let spec = text.parse::<PolicySpec>()?.over(trace)?;
         let paper = matches!(spec.rule, Rule::LeapPaper | Rule::LeapFrozen);
         if paper && trace.features.is_none() {
             notes.push(format!("{spec} is left out: the trace has no column features"));
-        } else if spec.rule == Rule::LeapFrozen && readouts.state.is_none() {
+        } else if spec.rule == Rule::LeapFrozen && readouts.get(Kind::State).is_none() {
             notes.push(format!("{spec} is left out: it needs a fitted state readout"));
         } else {
             specs.push(spec);

@@ -1,81 +1,30 @@
 //! What one simulated policy knows of each request, and the keys that follow from it. A prediction is there only once
-//! its cost has been paid: the prompt readout on arrival, the state readout at the end of prefill, somebody else's
-//! score after its delay. Every finished request teaches the readouts of this run and no other.
+//! its cost has been paid: the prompt readout's on arrival, the text readout's when the encoder has read the prompt, the
+//! state readout's at the end of prefill, somebody else's score after its delay. Every finished request teaches the readouts of this run and no other.
 
-use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::input::RunInput;
 use super::policy::{PolicySpec, Rule};
+use super::readouts::{Predicted, Readouts};
 use super::trace::{Finish, Trace, are_lengths};
 use crate::levers::aging::{AgingClock, Arrival};
-use crate::online::{Label, OnlineReadout};
-use crate::prompt::length_features;
+use crate::online::{Estimate, Label, OnlineReadout};
 use crate::queue::static_key;
 use crate::readout::Kind;
 use crate::remaining::{Order, RemainingTable, SurvivalFunction, next_level};
-use crate::rows::Row;
 use crate::{Error, Result};
 
 /// Attained service up to which a request stays in the first level of `mlfq`; each level is four times as long.
 const MLFQ_QUANTUM: u32 = 32;
-
-/// The readouts that a run starts from; each run learns on copies of its own.
-#[derive(Clone, Default)]
-pub struct Readouts {
-    /// Before prefill.
-    pub prompt: Option<OnlineReadout>,
-    /// After it.
-    pub state: Option<OnlineReadout>,
-}
-
-impl Readouts {
-    /// The prompt readout and the state readout, where a policy can use them on a trace.
-    fn used_by(&self, spec: &PolicySpec, trace: &Trace) -> [Option<&OnlineReadout>; 2] {
-        let prompt = self.prompt.as_ref().filter(|_| spec.rule == Rule::Leap);
-        let state = self.state.as_ref().filter(|_| spec.has_readout() && trace.features.is_some());
-        [prompt, state]
-    }
-}
-
-/// Predicted tokens of each request, before prefill (by the prompt readout or another predictor's score) and after it (by
-/// the state readout); NaN where nothing was known. The ranks of a deployment share them: a request that comes again may
-/// come to another rank.
-pub struct Predicted([Vec<Cell<f32>>; 3]);
-
-impl Predicted {
-    pub fn new(spec: &PolicySpec, trace: &Trace, input: &RunInput, readouts: &Readouts) -> Result<Self> {
-        let [prompt, state] = readouts.used_by(spec, trace);
-        let before = prompt.is_some() || !spec.scores(trace)?.is_empty();
-        let unknown = |there: bool| if there { vec![Cell::new(f32::NAN); input.len()] } else { Vec::new() };
-        Ok(Self([unknown(before), unknown(false), unknown(state.is_some())]))
-    }
-
-    /// Tokens that a readout, or another predictor before prefill, predicted; NaN also where it predicts nothing at all.
-    pub fn get(&self, readout: Kind, id: usize) -> f32 {
-        self.0[readout as usize].get(id).map_or(f32::NAN, Cell::get)
-    }
-
-    fn set(&self, readout: Kind, id: u32, tokens: f32) {
-        if let Some(predicted) = self.0[readout as usize].get(id as usize) {
-            predicted.set(tokens);
-        }
-    }
-
-    /// Whether `readout` predicts at all and has not predicted of `id` yet.
-    fn lacks(&self, readout: Kind, id: u32) -> bool {
-        self.0[readout as usize].get(id as usize).is_some_and(|tokens| tokens.get().is_nan())
-    }
-}
 
 /// Predictions and keys of one run.
 pub struct Ranker<'a> {
     spec: &'a PolicySpec,
     trace: &'a Trace,
     input: &'a RunInput,
-    prompt: Option<OnlineReadout>,
-    state: Option<OnlineReadout>,
+    readouts: [Option<OnlineReadout>; 3],
     scores: &'a [f32],
     scores_are_lengths: bool,
     max_tokens: u32,
@@ -103,7 +52,6 @@ impl<'a> Ranker<'a> {
         let scores = spec.scores(trace)?;
         let reads = spec.has_readout();
         let batched = |readout: &OnlineReadout| readout.clone().with_batch(spec.batch);
-        let [prompt, state] = readouts.used_by(spec, trace).map(|readout| readout.map(batched));
         let mut first = Vec::new();
         if reads && input.len() > input.round {
             first = vec![0; trace.len()];
@@ -113,8 +61,7 @@ impl<'a> Ranker<'a> {
         }
         Ok(Self {
             predicted,
-            prompt,
-            state,
+            readouts: readouts.used_by(spec, trace).map(|readout| readout.map(batched)),
             scores_are_lengths: are_lengths(scores),
             scores,
             max_tokens,
@@ -149,81 +96,104 @@ impl<'a> Ranker<'a> {
         let tokens = self.predicted.get(readout, earlier);
         let score = if tokens.is_nan() { self.running_mean() } else { tokens.sqrt() };
         self.predicted.set(readout, id, tokens);
-        if readout == Kind::Prompt || !tokens.is_nan() {
-            self.learn_of(readout, id, score);
-        }
-        !tokens.is_nan()
+        self.learn_of(readout, id, Estimate { score, known: !tokens.is_nan() })
     }
 
-    /// Whether a request is ordered by nothing until a delay has passed after its arrival.
-    pub fn is_delayed(&self) -> bool {
-        !self.scores.is_empty() && self.spec.delay_s > 0.0
-    }
-
-    /// A request has arrived: what can be known before prefill is known now.
-    pub fn arrived(&mut self, id: u32, at_s: f64) -> Result<()> {
-        self.arrivals[id as usize] = self.clock.arrival(at_s);
+    /// Asks a readout, or the running mean where this run has none of the kind.
+    fn predict(&mut self, readout: Kind, id: u32) -> Result<bool> {
         let row = self.row(id);
-        if !self.scores.is_empty() && !self.is_delayed() {
-            self.scored(id);
-        }
-        if let Some(earlier) = self.earlier(id) {
-            self.recall(Kind::Prompt, id, earlier);
-            return Ok(());
-        }
-        let Some(prompt) = self.prompt.as_mut() else {
-            if !self.known.is_empty() {
-                let score = self.running_mean();
-                self.learn_of(Kind::Prompt, id, score);
-            }
-            return Ok(());
-        };
-        let estimate = with_prompt_row(self.trace, row, |features| prompt.estimate(features));
-        let estimate = estimate.map_err(|error| in_row("prompt_features", row, error))?;
+        let of_row = self.readouts[readout as usize]
+            .as_mut()
+            .and_then(|own| self.trace.with_row(readout, row, |features| own.estimate(features)))
+            .transpose()
+            .map_err(|error| in_row(Trace::column(readout), row, error))?;
+        let estimate = of_row.unwrap_or_else(|| Estimate { score: self.running_mean(), known: false });
         if estimate.known {
-            self.predicted.set(Kind::Prompt, id, estimate.score * estimate.score);
+            self.predicted.set(readout, id, estimate.score * estimate.score);
         }
-        self.learn_of(Kind::Prompt, id, estimate.score);
-        Ok(())
+        Ok(self.learn_of(readout, id, estimate))
     }
 
-    /// Another predictor's score has come in.
-    pub fn scored(&mut self, id: u32) {
-        self.predicted.set(Kind::Prompt, id, self.scores[self.row(id)]);
+    /// Whether something is known of a request only a while after it has arrived, and before its prefill.
+    pub fn is_told_late(&self) -> bool {
+        (!self.scores.is_empty() && self.spec.delay_s > 0.0) || self.reads_text()
+    }
+
+    fn reads_text(&self) -> bool {
+        self.readouts[Kind::Text as usize].is_some()
+    }
+
+    /// A request has arrived: what can be known at once is known now. Says whether more is to [come](Self::came).
+    pub fn arrived(&mut self, id: u32, at_s: f64) -> Result<bool> {
+        self.arrivals[id as usize] = self.clock.arrival(at_s);
+        if !self.scores.is_empty() {
+            let late = self.is_told_late();
+            if !late {
+                self.came(id)?;
+            }
+            return Ok(late);
+        }
+        if self.known.is_empty() {
+            return Ok(false);
+        }
+        let Some(earlier) = self.earlier(id) else {
+            self.predict(Kind::Prompt, id)?;
+            return Ok(self.reads_text());
+        };
+        self.recall(Kind::Prompt, id, earlier);
+        let read = self.predicted.is_read(earlier);
+        if read {
+            self.recall(Kind::Text, id, earlier);
+        }
+        Ok(self.reads_text() && !read)
+    }
+
+    /// Another predictor's score has come in, or the encoder has read the prompt. Says whether it changed what is known.
+    pub fn came(&mut self, id: u32) -> Result<bool> {
+        if !self.scores.is_empty() {
+            self.predicted.set(Kind::Prompt, id, self.scores[self.row(id)]);
+            return Ok(true);
+        }
+        // It may have finished while its prompt was being read.
+        if self.known[id as usize].is_none() {
+            return Ok(false);
+        }
+        self.predicted.set_read(id);
+        match self.earlier(id).filter(|&earlier| self.predicted.is_read(earlier)) {
+            Some(earlier) => Ok(self.recall(Kind::Text, id, earlier)),
+            None => self.predict(Kind::Text, id),
+        }
     }
 
     /// A request's prefill has ended: its hidden state is there. Says whether it changed what is known.
     pub fn prefilled(&mut self, id: u32) -> Result<bool> {
-        let row = self.row(id);
         // A resumed request has its hidden state from the first time.
         if !self.predicted.lacks(Kind::State, id) {
             return Ok(false);
         }
-        if let Some(earlier) = self.earlier(id) {
-            return Ok(self.recall(Kind::State, id, earlier));
+        match self.earlier(id) {
+            Some(earlier) => Ok(self.recall(Kind::State, id, earlier)),
+            None => self.predict(Kind::State, id),
         }
-        let (Some(state), Some(features)) = (self.state.as_mut(), self.trace.features.as_ref()) else {
-            return Ok(false);
-        };
-        let estimate = state.estimate(features.row(row)).map_err(|error| in_row("features", row, error))?;
-        if !estimate.known {
-            return Ok(false);
-        }
-        self.predicted.set(Kind::State, id, estimate.score * estimate.score);
-        self.learn_of(Kind::State, id, estimate.score);
-        Ok(true)
     }
 
-    /// Sets what is known of a request: the score of a readout, with that one's noise.
-    fn learn_of(&mut self, readout: Kind, id: u32, score: f32) {
-        let own = if readout == Kind::Prompt { &self.prompt } else { &self.state };
-        let noise = own.as_ref().or(self.state.as_ref()).map(OnlineReadout::noise);
+    /// Takes in the score of a readout, with that one's noise; says whether it changed what is known. A readout that has
+    /// learnt nothing is heard on arrival alone, and none where one that knows more has spoken.
+    fn learn_of(&mut self, readout: Kind, id: u32, estimate: Estimate) -> bool {
+        let heard = estimate.known || readout == Kind::Prompt;
+        if !heard || self.predicted.knows_better(readout, id) {
+            return false;
+        }
+        let any = || self.readouts.iter().rev().flatten().next();
+        let noise = self.readouts[readout as usize].as_ref().or_else(any).map(OnlineReadout::noise);
         let (order, objective, cap) = (self.spec.order, self.spec.objective, self.cap(self.row(id)));
+        let score = estimate.score;
         let table = match noise {
             Some(noise) => RemainingTable::new(order, objective, score, noise, cap),
             None => RemainingTable::normal(order, objective, score, f64::from(score) / 2.0, cap),
         };
         self.known[id as usize] = Some(Box::new(table));
+        true
     }
 
     fn running_mean(&self) -> f32 {
@@ -254,11 +224,13 @@ impl<'a> Ranker<'a> {
         if !self.spec.rls || self.earlier(id).is_some() {
             return Ok(());
         }
-        if let Some(prompt) = self.prompt.as_mut() {
-            with_prompt_row(self.trace, row, |features| prompt.observe(features, label))?;
-        }
-        if let (Some(state), Some(features)) = (self.state.as_mut(), self.trace.features.as_ref()) {
-            state.observe(features.row(row), label)?;
+        for kind in Kind::ALL {
+            if kind == Kind::Text && !self.predicted.is_read(id as usize) {
+                continue;
+            }
+            if let Some(own) = self.readouts[kind as usize].as_mut() {
+                self.trace.with_row(kind, row, |features| own.observe(features, label)).transpose()?;
+            }
         }
         Ok(())
     }
@@ -320,9 +292,7 @@ impl<'a> Ranker<'a> {
                 Some(Arc::new(SurvivalFunction::certain(self.trace.output_tokens[row])))
             }
             _ => {
-                let predicted = Kind::ALL
-                    .iter()
-                    .any(|&readout| !self.predicted.get(readout, id as usize).is_nan());
+                let predicted = Kind::ALL.iter().any(|&readout| !self.predicted.get(readout, id as usize).is_nan());
                 let known = self.known.get(id as usize)?.as_ref().filter(|_| predicted)?;
                 Some(Arc::clone(known.length()))
             }
@@ -355,14 +325,6 @@ impl<'a> Ranker<'a> {
         let attained = matches!(self.spec.rule, Rule::Las | Rule::Mlfq);
         let revised = self.spec.has_readout() && self.spec.order != Order::Countdown;
         if self.spec.levers.slots && (attained || revised) { next_level(generated) } else { u32::MAX }
-    }
-}
-
-/// Hands on a request's prompt features, or its length terms where the trace carries no features.
-fn with_prompt_row<T>(trace: &Trace, row: usize, act: impl FnOnce(Row<'_>) -> T) -> T {
-    match &trace.prompt_features {
-        Some(features) => act(features.row(row)),
-        None => act(Row::F32(&length_features(trace.prompt_tokens[row]))),
     }
 }
 

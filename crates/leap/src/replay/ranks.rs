@@ -14,7 +14,8 @@ use super::input::RunInput;
 use super::options::Options;
 use super::outcome::{Control, Outcome, Record};
 use super::policy::PolicySpec;
-use super::ranker::{Predicted, Ranker, Readouts};
+use super::ranker::Ranker;
+use super::readouts::{Predicted, Readouts};
 use super::state::Step;
 use super::timeline::Timeline;
 use super::trace::Trace;
@@ -100,7 +101,7 @@ impl Ranks<'_> {
         Ok(self.close())
     }
 
-    /// Lets in what has arrived by now, and what another predictor has scored by now.
+    /// Lets in what has arrived by now, and the predictions that have come by now.
     fn take_in(&mut self) -> Result<()> {
         while let Some((id, at)) = self.client.send(self.now) {
             let rank = if self.engines.len() == 1 { 0 } else { self.balancer.choose(at) };
@@ -109,7 +110,7 @@ impl Ranks<'_> {
         }
         for engine in &mut self.engines {
             engine.now = self.now;
-            engine.take_scores();
+            engine.take_predictions()?;
         }
         Ok(())
     }
@@ -139,8 +140,8 @@ impl Ranks<'_> {
 
     /// The next moment at which something comes from outside.
     fn next_event(&self) -> Option<f64> {
-        let scored = self.engines.iter().filter_map(Engine::next_score);
-        scored.chain(self.client.next_arrival()).min_by(f64::total_cmp)
+        let predicted = self.engines.iter().filter_map(Engine::next_prediction);
+        predicted.chain(self.client.next_arrival()).min_by(f64::total_cmp)
     }
 
     /// Runs the composed step and the equal ones behind it.

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::metrics::{Prediction, Quartile, RunMetrics};
 use super::policy::PolicySpec;
+use crate::readout::Kind;
 use crate::stats;
 
 /// A mean over seeds with its 95 % interval (Student's t); null where undefined.
@@ -75,6 +76,9 @@ pub struct PredictionReport {
     /// The prompt readout alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt: Option<Box<PredictionReport>>,
+    /// The text readout alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<Box<PredictionReport>>,
     /// The state readout alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<Box<PredictionReport>>,
@@ -120,13 +124,14 @@ pub struct Report {
     pub results: Vec<PolicyReport>,
 }
 
-fn predictions(runs: &[RunMetrics], of: fn(&RunMetrics) -> Option<Prediction>) -> Option<PredictionReport> {
+fn predictions(runs: &[RunMetrics], of: impl Fn(&RunMetrics) -> Option<Prediction>) -> Option<PredictionReport> {
     let each: Vec<Prediction> = runs.iter().filter_map(of).collect();
     (!each.is_empty()).then(|| PredictionReport {
         spearman: Estimate::of(each.iter().map(|p| p.spearman)),
         kendall_tau_b: Estimate::of(each.iter().map(|p| p.kendall_tau_b)),
         mae_tokens: Estimate::of(each.iter().map(|p| p.mae_tokens)),
         prompt: None,
+        text: None,
         state: None,
     })
 }
@@ -143,8 +148,8 @@ impl PolicyReport {
         };
         let mut prediction = predictions(runs, |run| run.prediction);
         if let Some(prediction) = prediction.as_mut() {
-            prediction.prompt = predictions(runs, |run| run.prompt_prediction).map(Box::new);
-            prediction.state = predictions(runs, |run| run.state_prediction).map(Box::new);
+            let own = |kind: Kind| predictions(runs, |run| run.by_readout[kind as usize]).map(Box::new);
+            [prediction.prompt, prediction.text, prediction.state] = Kind::ALL.map(own);
         }
         let value = |run: &RunMetrics, key: &str| run.metrics.get(key).copied().flatten();
         let change = |(run, base): (&RunMetrics, &RunMetrics), key: &str| {

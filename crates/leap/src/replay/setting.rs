@@ -7,8 +7,8 @@ use super::input::{Arrivals, RunInput, span};
 use super::options::{Options, Point};
 use super::outcome::Control;
 use super::policy::PolicySpec;
-use super::ranker::Readouts;
 use super::ranks::simulate;
+use super::readouts::Readouts;
 use super::trace::Trace;
 use crate::{Error, Result};
 

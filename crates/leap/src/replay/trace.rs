@@ -3,6 +3,8 @@
 use half::f16;
 use ndarray::Array2;
 
+use crate::prompt::{LENGTH_FEATURES, length_features};
+use crate::readout::Kind;
 use crate::rows::Row;
 use crate::{Error, Result};
 
@@ -98,6 +100,8 @@ pub struct Trace {
     pub features: Option<Features>,
     /// Prompt features.
     pub prompt_features: Option<Features>,
+    /// A small encoder's features of the prompt's text.
+    pub text_features: Option<Features>,
     /// Other predictors' scores by name, smaller = shorter.
     pub scores: Vec<(String, Vec<f32>)>,
 }
@@ -123,6 +127,53 @@ impl Trace {
         self.scores.iter().find(|(known, _)| known == name).map(|(_, values)| values.as_slice())
     }
 
+    /// The column of a kind of readout.
+    pub(super) fn column(kind: Kind) -> &'static str {
+        match kind {
+            Kind::Prompt => "prompt_features",
+            Kind::Text => "text_features",
+            Kind::State => "features",
+        }
+    }
+
+    fn features_of(&self, kind: Kind) -> Option<&Features> {
+        match kind {
+            Kind::Prompt => self.prompt_features.as_ref(),
+            Kind::Text => self.text_features.as_ref(),
+            Kind::State => self.features.as_ref(),
+        }
+    }
+
+    /// Features that a readout of a kind finds of a request; `None` where the trace has none for it.
+    pub(super) fn width(&self, kind: Kind) -> Option<usize> {
+        let own = self.features_of(kind).map(Features::width);
+        let before = || self.prompt_features.as_ref().map_or(LENGTH_FEATURES, Features::width);
+        match kind {
+            Kind::Prompt => Some(before()),
+            Kind::Text => own.map(|width| width + before()),
+            Kind::State => own,
+        }
+    }
+
+    /// Hands on what a readout of a kind reads of a request, where the trace has it. Without prompt features their length
+    /// terms stand for them; a text readout reads both.
+    pub(super) fn with_row<T>(&self, kind: Kind, row: usize, act: impl FnOnce(Row<'_>) -> T) -> Option<T> {
+        let own = self.features_of(kind).map(|features| features.row(row));
+        let terms = || length_features(self.prompt_tokens[row]);
+        match (kind, own) {
+            (Kind::Prompt, None) => Some(act(Row::F32(&terms()))),
+            (Kind::Text, Some(text)) => {
+                let mut joined = text.to_f32_vec();
+                match &self.prompt_features {
+                    Some(features) => joined.extend(features.row(row).to_f32_vec()),
+                    None => joined.extend(terms()),
+                }
+                Some(act(Row::F32(&joined)))
+            }
+            (_, own) => own.map(act),
+        }
+    }
+
     /// Checks that the columns fit each other and can be replayed.
     ///
     /// # Errors
@@ -139,17 +190,17 @@ impl Trace {
             ("finish_reason", self.finish.as_ref().map(Vec::len)),
             ("prefix_tokens", self.prefix_tokens.as_ref().map(Vec::len)),
             ("prefix_blocks", self.prefix_blocks.as_ref().map(Vec::len)),
-            ("features", self.features.as_ref().map(Features::len)),
-            ("prompt_features", self.prompt_features.as_ref().map(Features::len)),
         ];
+        let features = Kind::ALL.map(|kind| (Self::column(kind), self.features_of(kind).map(Features::len)));
         let scores = self.scores.iter().map(|(name, values)| (name.as_str(), Some(values.len())));
-        for (column, length) in lengths.into_iter().chain(scores) {
+        for (column, length) in lengths.into_iter().chain(features).chain(scores) {
             if let Some(length) = length.filter(|&length| length != n) {
                 return Err(Error::Trace(format!("column {column} has {length} rows, arrival_s has {n}")));
             }
         }
-        for (column, features) in [("features", &self.features), ("prompt_features", &self.prompt_features)] {
-            if features.as_ref().is_some_and(|features| !features.is_contiguous()) {
+        for kind in Kind::ALL {
+            if self.features_of(kind).is_some_and(|features| !features.is_contiguous()) {
+                let column = Self::column(kind);
                 return Err(Error::Trace(format!("column {column} must be contiguous in memory")));
             }
         }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leap_rs.replay.options import SWEPT
+from leap_rs.replay.readouts import KINDS
 from leap_rs.replay.report import top_percentile, unit
 
 from . import charts
@@ -202,10 +203,10 @@ def _cells(prediction: Prediction | None) -> Table:
 
 
 def _spearman(document: Mapping[str, Any], policy: str, point: int) -> str:
-    """The policy and its rank correlations, the prompt readout's and the state readout's where it has both."""
+    """The policy and its rank correlations: those of its readouts one by one, where it has them."""
     result = next((r for r in document["results"] if r["policy"] == policy and r["point"] == point), None)
     prediction = {} if result is None else result["prediction"]
-    parts = {kind: (prediction.get(kind) or {}).get("spearman") for kind in ("prompt", "state")}
+    parts = {kind: (prediction.get(kind) or {}).get("spearman") for kind in KINDS}
     known = [f"{_hundredths(value)} ({kind})" for kind, value in parts.items() if value is not None]
     if not known:
         whole = prediction.get("spearman")

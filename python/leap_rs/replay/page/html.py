@@ -37,7 +37,7 @@ _SECTIONS = {
     "predictions": (
         "Predicted against true length",
         "Requests of the first seed by the last prediction made of each: the state readout's where there is one, else the "
-        "prompt readout's or the score. On the dashed line it was exact. Spearman is the mean over the seeds.",
+        "text readout's, the prompt readout's or the score. On the dashed line it was exact. Spearman is the mean over the seeds.",
     ),
     "queue": ("Queue over time", "First seed, at 300 instants."),
 }

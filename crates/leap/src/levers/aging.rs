@@ -14,7 +14,7 @@ const SHORTEST_WAIT_S: f64 = 1.0;
 /// 16 with 1.5 to 4 e-foldings a wait the pair that holds both bounds of the grid, on the tail and on the mean.
 const BOOST: f64 = 9.0;
 /// e-foldings a standing wait where nobody says otherwise.
-pub const AGING: f64 = 2.1;
+pub const AGING: f64 = 2.5;
 
 /// How waiting raises a request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -5,8 +5,9 @@ pub const RECOMPUTE_SHARE: f64 = 0.01;
 /// How fast z follows the waste, in standard deviations a KV cache of tokens computed again.
 const GAIN: f64 = 5.0;
 const Z_START: f64 = 1.0;
-/// Tokens computed again are cheaper than their share says: beyond the upper bound they cost less than idle memory.
-const Z_BOUNDS: (f64, f64) = (-3.0, 1.5);
+/// Wide enough that readouts fitted on shorter answers, a third too low, do not fill the cache. Beyond the upper bound
+/// tokens computed again cost less than the memory that would lie idle.
+const Z_BOUNDS: (f64, f64) = (-3.0, 5.0);
 
 /// z, moved by its own waste: up with every token that is computed again, down with every one that is computed at all, so
 /// that it rests where the first are the stated share of the second.

@@ -345,7 +345,7 @@ impl<'a> Engine<'a> {
         let (requests, decoding) = (&self.requests, &self.decoding);
         admission.all_progressed(|id| requests[id as usize].generated + decoding.progress(id as u32));
         let Request { prompt, generated, .. } = requests[id as usize];
-        let (cap, length) = (self.ranker.cap_of(id), self.ranker.length(id));
+        let (cap, length) = (self.ranker.limit_of(id), self.ranker.length(id));
         let candidate = Candidate { prompt, cap, shared_blocks, length };
         self.held = !admission.has_room(&candidate, generated);
         if self.held {

@@ -299,9 +299,9 @@ impl<'a> Ranker<'a> {
         }
     }
 
-    /// Tokens that a request stops at, at the latest.
-    pub fn cap_of(&self, id: u32) -> u32 {
-        self.cap(self.row(id))
+    /// Tokens that a request stops at, at the latest: its own limit. M is none, an answer may be longer.
+    pub fn limit_of(&self, id: u32) -> u32 {
+        self.trace.max_tokens.as_ref().map_or(u32::MAX, |limits| limits[self.row(id)].max(1))
     }
 
     /// Key of a request in the waiting queue.

@@ -129,7 +129,7 @@ impl Reference<'_> {
     pub fn waste(&mut self, computed: u32, recomputed: u32) {
         let tokens = f64::from(self.config.kv_tokens / self.config.block_size * self.config.block_size);
         let wasted = f64::from(recomputed) - 0.01 * f64::from(computed);
-        self.room.z = (self.room.z + 5.0 * wasted / tokens).clamp(-3.0, 1.5);
+        self.room.z = (self.room.z + 5.0 * wasted / tokens).clamp(-3.0, 5.0);
     }
 }
 

@@ -124,7 +124,8 @@ fn naive(requests: &[(f64, u32)], encoder_s: f64) -> Option<Vec<f64>> {
     let mut finish = vec![f64::NAN; requests.len()];
     let mut known = vec![false; requests.len()];
     let (mut sent, mut waiting, mut unread) = (0, Vec::new(), VecDeque::new());
-    let (mut seat, mut reading): (Option<(f64, usize)>, Option<(f64, usize)>) = (None, None);
+    let mut seat: Option<(f64, usize)> = None;
+    let mut reading: Option<(f64, usize)> = None;
     let mut last = f64::NEG_INFINITY;
     loop {
         let arrival = requests.get(sent).map(|&(at, _)| at);

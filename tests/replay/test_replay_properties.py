@@ -17,6 +17,7 @@ POLICIES = (
     *("fcfs", "sjf-prompt", "hrrn", "las", "mlfq", "sjf-oracle", "srpt-oracle"),
     *("leap", "leap-paper", "score:x", "leap:objective=e2el", "leap:order=survival,rls=off"),
     *("leap:levers=queue+slots+evict,aging_rate=0", "leap-paper:wait_cap_steps=4"),
+    *("leap:encoder_s=0.7", "leap:levers=queue+slots+evict+admission,encoder_s=0.2"),
 )
 
 
@@ -41,6 +42,8 @@ def frames(draw: st.DrawFn) -> pl.DataFrame:
         columns["finish_reason"] = rng.choice(["stop", "length", "abort"], n)
     if draw(st.booleans()):
         columns["prompt_features"] = pl.Series(rng.normal(size=(n, 3)).astype(np.float16))
+    if draw(st.booleans()):
+        columns["text_features"] = pl.Series(rng.normal(size=(n, 4)).astype(np.float32))
     if draw(st.booleans()):
         blocks = [[int(h) for h in rng.integers(0, 2, p // 16)] for p in columns["prompt_tokens"]]
         columns["prefix_blocks"] = pl.Series(blocks, dtype=pl.List(pl.UInt64))

@@ -124,7 +124,8 @@ fn naive(requests: &[(f64, u32)], encoder_s: f64) -> Option<Vec<f64>> {
     let mut finish = vec![f64::NAN; requests.len()];
     let mut known = vec![false; requests.len()];
     let (mut sent, mut waiting, mut unread) = (0, Vec::new(), VecDeque::new());
-    let (mut seat, mut reading): (Option<(f64, usize)>, Option<(f64, usize)>) = (None, None);
+    let mut seat: Option<(f64, usize)> = None;
+    let mut reading: Option<(f64, usize)> = None;
     let mut last = f64::NEG_INFINITY;
     loop {
         let arrival = requests.get(sent).map(|&(at, _)| at);
@@ -272,15 +273,15 @@ fn a_text_orders_residents_that_compete_for_a_slot() {
 
 #[test]
 fn admission_goes_by_what_the_text_says_of_residents() {
-    // The first turns out to be long at 0.5 s; the second finds the memory taken, or, where nobody said so, room.
-    let made = trace(&[(0.0, 900), (2.0, 900)]);
+    // The second finds the memory taken by one who is known to be long, or, where nobody said so, about to be free.
+    let made = trace(&[(0.0, 900), (6.0, 900)]);
     let small = EngineConfig { kv_tokens: 960, ..engine(2) };
     let admitted = |readouts_in_force: &str| {
         let policy = format!("leap:rls=off,encoder_s=0.5,readouts={readouts_in_force}");
         replayed(&made, &readouts(), &small, &policy).records[1].admitted_s
     };
     assert!(admitted("prompt+text") > 900.0 * STEP_S - 1e-6);
-    assert!(admitted("prompt") < 2.0 + 2.0 * STEP_S);
+    assert!(admitted("prompt") < 6.0 + 2.0 * STEP_S);
 }
 
 #[test]
@@ -338,6 +339,20 @@ fn what_is_read_teaches_and_what_is_skipped_does_not() {
     assert!(spearman("leap").unwrap() > 0.9);
     // Whoever is read last has long finished: there is no row to learn from, and so no prediction.
     assert_eq!(spearman("leap:encoder_s=900"), None);
+}
+
+#[test]
+fn a_request_that_ends_before_its_prompt_is_read_is_no_label() {
+    let mut requests: Vec<(f64, u32)> = (0..16).map(|i| (f64::from(i), 2)).collect();
+    requests.push((20.0, 100));
+    let mut guess = Readouts::default();
+    guess.put(Kind::Text, Some(readout(Kind::Text, &[0.0; 4], GUESS.sqrt())));
+    let last = |encoder_s: f64| {
+        let policy = format!("leap:readouts=text,batch=1,encoder_s={encoder_s}");
+        predicted(&replayed(&trace(&requests), &guess, &engine(4), &policy), Kind::Text)[16]
+    };
+    assert_eq!(last(0.5), GUESS.sqrt() * GUESS.sqrt());
+    assert!(last(0.001) < GUESS / 2.0, "{} after 16 labels of 2 tokens", last(0.001));
 }
 
 #[test]

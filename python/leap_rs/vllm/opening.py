@@ -9,7 +9,8 @@ from typing import Any
 
 from leap_rs._leap import LeapError, OnlineReadout
 
-from .readouts import Wanted, files_of, origin, resumed, start
+from .metrics import MetricsWriter, engine_path
+from .readouts import Kind, Wanted, files_of, origin, resumed, start
 from .settings import BrainSettings
 from .state import Identity, StateStore, open_store
 
@@ -23,16 +24,32 @@ class Opened:
     extra: Mapping[str, Any]
 
 
-def open_readouts(settings: BrainSettings, widths: Mapping[str, int], tell: Callable[[str], None]) -> Opened:
+def open_readouts(settings: BrainSettings, widths: Mapping[Kind, int], tell: Callable[[str], None]) -> Opened:
     """Opens the readouts of these widths. Whatever is wrong with a file is told, and no reason not to start."""
     files = files_of(settings.readout)
     models = (settings.model, settings.weights or settings.model)
-    wanted = {name: Wanted(name, width, models, settings.layer, settings.max_tokens) for name, width in widths.items()}
+    encoder = settings.encoder.info if settings.encoder is not None else None
+    wanted: dict[str, Wanted] = {
+        name: Wanted(
+            name, width, models, settings.layer, settings.max_tokens, encoder=encoder if name == "text" else None
+        )
+        for name, width in widths.items()
+    }
     store, resumed_readouts, extra = _resume(settings, wanted, origin(files), tell)
     readouts = resumed_readouts or {
         name: start(one, files.get(name), settings.learn, tell) for name, one in wanted.items()
     }
     return Opened(readouts, store, extra)
+
+
+def open_metrics(settings: BrainSettings, tell: Callable[[str], None]) -> MetricsWriter:
+    """Opens the file of the engine's metrics; where it cannot be written there are none."""
+    path = engine_path(settings.engine, settings.metrics_dir)
+    try:
+        return MetricsWriter.create(path, model_name=settings.model, engine=settings.engine)
+    except LeapError as error:
+        tell(f"no metrics: {error}")
+        return MetricsWriter.nowhere()
 
 
 def _resume(
@@ -50,7 +67,16 @@ def _resume(
     if settings.state_dir is None:
         return None, {}, {}
     widths = {name: one.width for name, one in wanted.items()}
-    identity = Identity(settings.weights or settings.model, settings.layer, settings.max_tokens, widths, origin)
+    text = wanted["text"].encoder if "text" in wanted else None
+    identity = Identity(
+        model=settings.weights or settings.model,
+        layer=settings.layer,
+        max_tokens=settings.max_tokens,
+        widths=widths,
+        encoder=text.name if text is not None else None,
+        encoder_layer=text.layer if text is not None else None,
+        origin=origin,
+    )
     try:
         store = open_store(settings.state_dir, settings.engine, identity, check)
     except LeapError as error:

@@ -7,12 +7,16 @@ from typing import Any
 import vllm
 
 from leap_rs import __version__
-from leap_rs._leap import ConfigError, PromptFeatures
+from leap_rs._leap import ConfigError, LeapError, PromptFeatures
+from leap_rs.encoder.client import ClientSettings
+from leap_rs.encoder.source import inspect
 
 from .compat import LOG
 from .decoder import layer_number
-from .embedding import engine_number
+from .embedding import engine_number, load_table
+from .online import OnlineBrain
 from .options import LeapOptions
+from .reading import Reading
 from .recorder import Recorder
 from .settings import BrainSettings
 from .state import published
@@ -54,9 +58,33 @@ def settings_of(config: Any, options: LeapOptions) -> BrainSettings:
         weights=published(model.model),
         layer=layer_number(model.hf_text_config.num_hidden_layers, options.layer),
         width=model.get_hidden_size(),
+        encoder=encoder_of(config, options),
         max_model_len=model.max_model_len,
         engine=engine_number(config),
     )
+
+
+def encoder_of(config: Any, options: LeapOptions) -> ClientSettings | None:
+    """What reads the text of prompts, if asked to; None, and a warning, where that cannot be: the server starts all the same."""
+    asked, model = options.encoder, config.model_config
+    if asked is None:
+        return None
+    if model.skip_tokenizer_init or not model.tokenizer:
+        LOG.warning("leap: no text readout: the served model has no tokenizer to read prompts with")
+        return None
+    try:
+        info = inspect(asked.model, asked.layer)
+    except LeapError as error:
+        LOG.warning("leap: no text readout: encoder: %s", error)
+        return None
+    return ClientSettings(info, str(model.tokenizer), asked.threads, asked.device)
+
+
+def brain_and_recorder(config: Any, options: LeapOptions) -> tuple[OnlineBrain, Recorder | None]:
+    """What predicts for this engine, and what writes down what it serves."""
+    settings, table = settings_of(config, options), load_table(config)
+    recorder = recorder_of(options, settings, table)
+    return OnlineBrain(settings, table, Reading(settings.encoder, recorder)), recorder
 
 
 def recorder_of(options: LeapOptions, settings: BrainSettings, table: PromptFeatures | None) -> Recorder | None:
@@ -65,4 +93,7 @@ def recorder_of(options: LeapOptions, settings: BrainSettings, table: PromptFeat
         return None
     source = f"served by vLLM {vllm.__version__}, recorded by leap-rs {__version__}"
     metadata = {"model": settings.model, "layer": settings.layer, "source": source}
-    return Recorder(options.record, settings.engine, metadata, table, options.record_every)
+    if settings.encoder is not None:
+        metadata |= {"encoder": settings.encoder.info.name, "encoder_layer": settings.encoder.info.layer}
+    text = settings.encoder is not None
+    return Recorder(options.record, settings.engine, metadata, table, options.record_every, text=text)

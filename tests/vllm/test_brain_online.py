@@ -213,7 +213,8 @@ def test_a_long_prompt_is_pooled_aside_and_the_scheduler_told(brains: Brains) ->
     for name, n in (("long", 5000), ("longer", 50_000)):
         brain.arrived(name, [7] * n, 1024, 0, False)
     brain.settle()
-    assert brain.version > version
+    assert sorted(brain.fresh()) == ["long", "longer"]
+    assert brain.fresh() == []
     assert brain.remaining_key("long", 0) > neutral
     assert brain.metrics.get("predictions", "prompt") >= 2
 

@@ -73,11 +73,11 @@ class OnlineBrain:
         self._version = 0
         self.fault: str | None = None
         widths: dict[Kind, int] = {"prompt": prompt_width(prompt_features)}
-        if self._reading.width:
-            widths["text"] = self._reading.width + widths["prompt"]
+        if self._reading.info is not None:
+            widths["text"] = self._reading.info.width + widths["prompt"]
         if settings.width is not None:
             widths["state"] = settings.width
-        opened = open_readouts(settings, widths, _warn)
+        opened = open_readouts(settings, widths, self._reading.info, _warn)
         self._store = opened.store
         self._learners = {name: Learner(readout) for name, readout in opened.readouts.items()}
         self._finished, self._finished_tokens = opened.extra.get("finished", (0, 0))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from leap_rs._leap import LeapError, OnlineReadout
+from leap_rs.encoder.source import EncoderInfo
 
 from .metrics import MetricsWriter, engine_path
 from .readouts import Kind, Wanted, files_of, origin, resumed, start
@@ -24,18 +25,19 @@ class Opened:
     extra: Mapping[str, Any]
 
 
-def open_readouts(settings: BrainSettings, widths: Mapping[Kind, int], tell: Callable[[str], None]) -> Opened:
+def open_readouts(
+    settings: BrainSettings, widths: Mapping[Kind, int], encoder: EncoderInfo | None, tell: Callable[[str], None]
+) -> Opened:
     """Opens the readouts of these widths. Whatever is wrong with a file is told, and no reason not to start."""
     files = files_of(settings.readout)
     models = (settings.model, settings.weights or settings.model)
-    encoder = settings.encoder.info if settings.encoder is not None else None
     wanted: dict[str, Wanted] = {
         name: Wanted(
             name, width, models, settings.layer, settings.max_tokens, encoder=encoder if name == "text" else None
         )
         for name, width in widths.items()
     }
-    store, resumed_readouts, extra = _resume(settings, wanted, origin(files), tell)
+    store, resumed_readouts, extra = _resume(settings, wanted, encoder, origin(files), tell)
     readouts = resumed_readouts or {
         name: start(one, files.get(name), settings.learn, tell) for name, one in wanted.items()
     }
@@ -53,7 +55,11 @@ def open_metrics(settings: BrainSettings, tell: Callable[[str], None]) -> Metric
 
 
 def _resume(
-    settings: BrainSettings, wanted: Mapping[str, Wanted], origin: str, tell: Callable[[str], None]
+    settings: BrainSettings,
+    wanted: Mapping[str, Wanted],
+    encoder: EncoderInfo | None,
+    origin: str,
+    tell: Callable[[str], None],
 ) -> tuple[StateStore | None, dict[str, OnlineReadout], Mapping[str, Any]]:
     readouts: dict[str, OnlineReadout] = {}
 
@@ -67,14 +73,13 @@ def _resume(
     if settings.state_dir is None:
         return None, {}, {}
     widths = {name: one.width for name, one in wanted.items()}
-    text = wanted["text"].encoder if "text" in wanted else None
     identity = Identity(
         model=settings.weights or settings.model,
         layer=settings.layer,
         max_tokens=settings.max_tokens,
         widths=widths,
-        encoder=text.name if text is not None else None,
-        encoder_layer=text.layer if text is not None else None,
+        encoder=encoder.name if encoder is not None else None,
+        encoder_layer=encoder.layer if encoder is not None else None,
         origin=origin,
     )
     try:

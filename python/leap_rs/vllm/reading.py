@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from leap_rs.encoder.client import ClientSettings, EncoderClient
+from leap_rs.encoder.source import EncoderInfo
 
 from .metrics import MetricsWriter
 from .recorder import Recorder
@@ -47,9 +48,9 @@ class Reading:
         self._rows: deque[tuple[str, Row]] = deque()
 
     @property
-    def width(self) -> int:
-        """Features of a row; 0 where there is no encoder."""
-        return 0 if self._settings is None else self._settings.info.width
+    def info(self) -> EncoderInfo | None:
+        """What reads; None where nothing does."""
+        return None if self._settings is None else self._settings.info
 
     def start(self, wake: Callable[[], None], tell: Callable[[str], None]) -> None:
         """Starts the encoder; `wake` is called when there is something in `rows`, and on another thread."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from leap_rs.encoder.client import ClientSettings
-
 from .auto import ArmSettings
 from .readouts import LearnSettings
 
@@ -26,8 +24,6 @@ class BrainSettings:
     layer: int | None = None
     width: int | None = None
     """Features of the hidden state; None where none is captured."""
-    encoder: ClientSettings | None = None
-    """What reads the text of prompts; None where nothing does."""
     max_tokens: int = BUDGET
     mode: Literal["shadow", "armed", "auto"] = "auto"
     order: Literal["gittins", "survival", "countdown"] = "gittins"
@@ -49,7 +45,6 @@ class BrainSettings:
         weights: str | None = None,
         layer: int | None,
         width: int | None,
-        encoder: ClientSettings | None = None,
         max_model_len: int,
         engine: int = 0,
     ) -> BrainSettings:
@@ -60,7 +55,6 @@ class BrainSettings:
             weights=weights,
             layer=layer,
             width=width,
-            encoder=encoder,
             max_tokens=min(max_model_len, BUDGET),
             mode=options.mode,
             order="gittins" if options.order == "fcfs" else options.order,

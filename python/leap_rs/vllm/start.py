@@ -9,7 +9,7 @@ import vllm
 from leap_rs import __version__
 from leap_rs._leap import ConfigError, LeapError, PromptFeatures
 from leap_rs.encoder.client import ClientSettings
-from leap_rs.encoder.source import inspect
+from leap_rs.encoder.source import EncoderInfo, inspect
 
 from .compat import LOG
 from .decoder import layer_number
@@ -58,7 +58,6 @@ def settings_of(config: Any, options: LeapOptions) -> BrainSettings:
         weights=published(model.model),
         layer=layer_number(model.hf_text_config.num_hidden_layers, options.layer),
         width=model.get_hidden_size(),
-        encoder=encoder_of(config, options),
         max_model_len=model.max_model_len,
         engine=engine_number(config),
     )
@@ -83,17 +82,19 @@ def encoder_of(config: Any, options: LeapOptions) -> ClientSettings | None:
 def brain_and_recorder(config: Any, options: LeapOptions) -> tuple[OnlineBrain, Recorder | None]:
     """What predicts for this engine, and what writes down what it serves."""
     settings, table = settings_of(config, options), load_table(config)
-    recorder = recorder_of(options, settings, table)
-    return OnlineBrain(settings, table, Reading(settings.encoder, recorder)), recorder
+    encoder = encoder_of(config, options)
+    recorder = recorder_of(options, settings, table, encoder.info if encoder is not None else None)
+    return OnlineBrain(settings, table, Reading(encoder, recorder)), recorder
 
 
-def recorder_of(options: LeapOptions, settings: BrainSettings, table: PromptFeatures | None) -> Recorder | None:
+def recorder_of(
+    options: LeapOptions, settings: BrainSettings, table: PromptFeatures | None, encoder: EncoderInfo | None
+) -> Recorder | None:
     """What writes down what this engine serves, if asked to."""
     if options.record is None:
         return None
     source = f"served by vLLM {vllm.__version__}, recorded by leap-rs {__version__}"
     metadata = {"model": settings.model, "layer": settings.layer, "source": source}
-    if settings.encoder is not None:
-        metadata |= {"encoder": settings.encoder.info.name, "encoder_layer": settings.encoder.info.layer}
-    text = settings.encoder is not None
-    return Recorder(options.record, settings.engine, metadata, table, options.record_every, text=text)
+    if encoder is not None:
+        metadata |= {"encoder": encoder.name, "encoder_layer": encoder.layer}
+    return Recorder(options.record, settings.engine, metadata, table, options.record_every, text=encoder is not None)

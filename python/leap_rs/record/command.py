@@ -56,6 +56,14 @@ def leap_record(
     layer: Annotated[
         int | None, typer.Option(help="Decoder layer of the features.", min=0, show_default="at 5/6 of the depth")
     ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Text encoder, or small causal model, whose rows are recorded as text_features: a directory, or a name.",
+            show_default=False,
+        ),
+    ] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences at a time.", min=1, show_default="vLLM's")] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Context; prompts that do not fit are left out.", min=2, show_default="vLLM's")
@@ -87,6 +95,7 @@ def leap_record(
             top_p=top_p,
             seed=seed,
             layer=layer,
+            encoder=encoder,
             chat=chat,
             limit=limit,
             max_num_seqs=max_num_seqs,

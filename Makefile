@@ -175,12 +175,13 @@ $(MODEL): | $(SETUP_VLLM)
 	mv $@.tmp $@
 
 .PHONY: bench-vllm
-bench-vllm: develop $(PLUGIN) | $(MODEL) ## what the plugin costs and changes on the real vLLM, beside stock (MODEL=DIR; PROMPTS=FILE)
+bench-vllm: develop $(PLUGIN) | $(MODEL) ## what the plugin costs and changes on the real vLLM, beside stock (MODEL=DIR; PROMPTS=FILE, ENCODER=DIR)
 	$(VENV_VLLM)/bin/python benches/vllm_overhead.py $(MODEL)
 	$(VENV_VLLM)/bin/python benches/vllm_order.py $(MODEL)
 	$(VENV_VLLM)/bin/python benches/vllm_memory.py $(MODEL)
 	$(VENV_VLLM)/bin/python benches/vllm_scheduler.py
 	[ -z '$(PROMPTS)' ] || $(VENV_VLLM)/bin/python benches/vllm_from_zero.py $(MODEL) '$(PROMPTS)'
+	[ -z '$(PROMPTS)' ] || [ -z '$(ENCODER)' ] || $(VENV_VLLM)/bin/python benches/vllm_encoder.py $(MODEL) '$(PROMPTS)' --encoder '$(ENCODER)'
 
 .PHONY: readout
 readout: develop ## fit the readout that make replay uses on TRAIN, and evaluate it on TRACE

@@ -59,7 +59,7 @@ LABEL_KINDS = ("exact", "censored", "forced", "aborted", "failed")
 ENCODER_OUTCOMES = ("read", "seen_before", "skipped")
 METRICS = (
     _by_readout("predictions", "counter", "Engine requests whose length a readout has predicted."),
-    _by_readout("prediction_seconds", "histogram", "Time that the scheduler spent on a prediction.", *_SECONDS),
+    _by_readout("prediction_seconds", "histogram", "Time that a prediction took.", *_SECONDS),
     _by_readout("predicted_tokens", "histogram", "Predicted output tokens, at most the request's own limit.", *_TOKENS),
     Metric("output_tokens", "histogram", "Output tokens of finished engine requests that are labels.", buckets=_TOKENS),
     _by_readout("absolute_error_tokens", "histogram", "|Predicted - actual| output tokens of labels.", *_TOKENS),

@@ -77,8 +77,10 @@ class EncoderClient:
         self._tell = tell
         self._lock = threading.Lock()
         self._waiting: OrderedDict[bytes, _Prompt] = OrderedDict()
-        self._reading: OrderedDict[bytes, _Prompt] = OrderedDict()
-        self._places: dict[str, bytes] = {}
+        self._reading: dict[bytes, _Prompt] = {}
+        self._batch: list[bytes] = []
+        """Those that were sent together, in that order; rows come in parts."""
+        self._digests: dict[str, bytes] = {}
         self._rows: list[tuple[str, Row | None]] = []
         self._seen: OrderedDict[bytes, Row] = OrderedDict()
         self._alive, self._closing = True, False
@@ -105,7 +107,7 @@ class EncoderClient:
     def forget(self, key: str) -> None:
         """The row of that prompt is no longer wanted: it is not read if it still waits."""
         with self._lock:
-            digest = self._places.pop(key, None)
+            digest = self._digests.pop(key, None)
             prompt = None if digest is None else self._waiting.get(digest) or self._reading.get(digest)
             if digest is None or prompt is None:
                 return
@@ -151,11 +153,11 @@ class EncoderClient:
         else:
             self.seen_before += 1
         prompt.keys.append(key)
-        self._places[key] = digest
+        self._digests[key] = digest
 
     def _answer(self, prompt: _Prompt, row: Row | None) -> None:
         for key in prompt.keys:
-            self._places.pop(key, None)
+            self._digests.pop(key, None)
             self._rows.append((key, row))
 
     def _notify(self) -> None:
@@ -165,7 +167,7 @@ class EncoderClient:
     def _run(self) -> None:
         try:
             self._serve()
-        except EOFError:
+        except (EOFError, BrokenPipeError):
             self._end(_how_it_ended(self._process))
         except Exception as error:
             self._end(str(error))
@@ -246,21 +248,22 @@ class EncoderClient:
             while self._waiting and len(self._reading) < BATCH:
                 digest, prompt = self._waiting.popitem(last=False)
                 self._reading[digest] = prompt
+            self._batch = list(self._reading)
             return [prompt.ids for prompt in self._reading.values()]
 
     def _take(self, payload: bytes) -> None:
-        rows, seconds = frames.unpack_rows(payload)
+        places, rows, seconds = frames.unpack_rows(payload)
         with self._lock:
             self.seconds += seconds
-            self.read += len(rows)
-            for (digest, prompt), row in zip(self._reading.items(), rows, strict=True):
+            self.read += len(places)
+            for place, row in zip(places, rows, strict=True):
+                digest = self._batch[place]
                 usable = bool(np.isfinite(row).all())
-                self._answer(prompt, row if usable else None)
+                self._answer(self._reading.pop(digest), row if usable else None)
                 if usable:
                     self._seen[digest] = row
                 if len(self._seen) > SEEN:
                     self._seen.popitem(last=False)
-            self._reading.clear()
 
 
 def _cut(token_ids: Sequence[int]) -> Ids | None:

@@ -55,15 +55,17 @@ def read_answer(pipe: BinaryIO) -> tuple[Answer, bytes]:
     return Answer(answer), _exactly(pipe, size)
 
 
-def pack_rows(rows: Rows, seconds: float) -> bytes:
-    """The rows of a batch in its order, and how long they took."""
-    return _ROWS.pack(seconds, *rows.shape) + rows.tobytes()
+def pack_rows(places: Sequence[int], rows: Rows, seconds: float) -> bytes:
+    """Rows of a batch: where in it they stand, and how long they took."""
+    return _ROWS.pack(seconds, *rows.shape) + np.array(places, dtype=np.uint32).tobytes() + rows.tobytes()
 
 
-def unpack_rows(payload: bytes) -> tuple[Rows, float]:
+def unpack_rows(payload: bytes) -> tuple[list[int], Rows, float]:
     """See `pack_rows`."""
     seconds, count, width = _ROWS.unpack_from(payload)
-    return np.frombuffer(payload, dtype=np.float32, offset=_ROWS.size).reshape(count, width), seconds
+    places = np.frombuffer(payload, dtype=np.uint32, count=count, offset=_ROWS.size)
+    rows = np.frombuffer(payload, dtype=np.float32, offset=_ROWS.size + places.nbytes)
+    return places.tolist(), rows.reshape(count, width), seconds
 
 
 def _exactly(pipe: BinaryIO, size: int) -> bytes:

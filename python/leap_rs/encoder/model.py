@@ -1,8 +1,9 @@
-"""The encoder itself: a row for each text."""
+"""The encoder itself: a row for each text, from as many layers as it takes and no more."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,44 @@ from leap_rs.trace.files import reason
 
 from .source import EncoderInfo
 
+Rows = npt.NDArray[np.float32]
+
 TOKENS = 256
 """Of a text no more than so many tokens are read."""
+_CHARACTERS = 64 * TOKENS
+"""What so many tokens come from; a tokenizer would go through the rest for nothing."""
+_AT_ONCE = 1024
+"""Tokens in one forward pass, padding included: more no longer fit into a core's cache."""
+_MARK = "QUESTION"
+
+
+def precision(device: str) -> str:
+    """The fastest of the precisions that rank alike: bfloat16 where the processor multiplies it, else float32."""
+    if device != "cpu":
+        return "bfloat16"
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    return "bfloat16" if flags & {"avx512_bf16", "amx_bf16"} else "float32"
 
 
 class Encoder:
-    """A frozen encoder in memory."""
+    """A frozen encoder in memory; `load` makes one."""
 
     def __init__(self, info: EncoderInfo, model: Any, tokenizer: Any) -> None:
         self.info = info
         self._model = model
         self._tokenizer = tokenizer
+        self._before, self._behind = _template(tokenizer) if info.kind == "causal" else ([], [])
 
     @classmethod
-    def load(cls, info: EncoderInfo, threads: int = 1, device: str = "cpu") -> Encoder:
-        """Loads the weights; `LeapError` where that cannot be done. Nothing is downloaded."""
+    def load(cls, info: EncoderInfo, threads: int = 1, device: str = "cpu", dtype: str | None = None) -> Encoder:
+        """Loads the weights; `LeapError` where that cannot be done. Nothing is downloaded.
+
+        Args:
+            info: What `inspect` says of the model.
+            threads: Of the whole process.
+            device: As torch names it.
+            dtype: `float32` or `bfloat16`; what `precision` says where not given.
+        """
         try:
             import torch
             import transformers
@@ -36,21 +60,100 @@ class Encoder:
                 f'{error.name} is missing, which an encoder needs: pip install "leap-rs[encoder]"'
             ) from error
         torch.set_num_threads(threads)
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        kind = getattr(torch, dtype or precision(device))
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(info.source, local_files_only=True)
-            model = transformers.AutoModel.from_pretrained(info.source, local_files_only=True, dtype=torch.float32)
-            return cls(info, model.eval().to(device), tokenizer)
+            model = transformers.AutoModel.from_pretrained(info.source, local_files_only=True, dtype=kind)
+            _shorten(model, info)
+            model.eval().to(device)
         except Exception as error:
             raise LeapError(f"{info.source}: cannot be loaded: {reason(error)[:300]}") from error
+        if device == "cpu" and kind == torch.float32 and torch.backends.mkldnn.is_available():
+            _multiply_with_onednn(model)
+        return cls(info, model, tokenizer)
 
-    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def encode(self, texts: Sequence[str]) -> Rows:
         """The rows (n, width), in the order of the texts."""
+        rows = np.zeros((len(texts), self.info.width), dtype=np.float32)
+        for places, part in self.parts(texts):
+            rows[places] = part
+        return rows
+
+    def parts(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Rows]]:
+        """The rows part by part, the shortest texts first, with their places among the texts."""
+        tokens = self._tokens(texts)
+        part: list[int] = []
+        for place in sorted(range(len(tokens)), key=lambda i: len(tokens[i])):
+            # Sorted, the newcomer is the longest, and all others are padded to it.
+            if part and (len(part) + 1) * len(tokens[place]) > _AT_ONCE:
+                yield part, self._read([tokens[i] for i in part])
+                part = []
+            part.append(place)
+        if part:
+            yield part, self._read([tokens[i] for i in part])
+
+    def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        cut = [text[:_CHARACTERS] for text in texts]
+        if self.info.kind == "bert":
+            found = self._tokenizer(cut, truncation=True, max_length=TOKENS)["input_ids"]
+            return [list(ids) for ids in found]
+        found = self._tokenizer(cut, truncation=True, max_length=TOKENS, add_special_tokens=False)["input_ids"]
+        return [[*self._before, *ids, *self._behind] or [0] for ids in found]
+
+    def _read(self, tokens: Sequence[Sequence[int]]) -> Rows:
         import torch
 
-        rows = np.zeros((len(texts), self.info.width), dtype=np.float32)
+        sizes = torch.tensor([len(ids) for ids in tokens])
+        padded = torch.zeros(len(tokens), int(sizes.max()), dtype=torch.long)
+        for row, ids in enumerate(tokens):
+            padded[row, : len(ids)] = torch.tensor(ids)
+        device = self._model.device
         with torch.inference_mode():
-            for row, ids in enumerate(self._tokenizer(list(texts), truncation=True, max_length=TOKENS)["input_ids"]):
-                given = torch.tensor([ids], device=self._model.device)
-                hidden = self._model(given, output_hidden_states=True).hidden_states[self.info.layer][0]
-                rows[row] = (hidden.mean(0) if self.info.kind == "bert" else hidden[-1]).float().cpu().numpy()
-        return rows
+            if self.info.kind == "causal":
+                # What stands behind a token does not change its state: padding needs no mask.
+                hidden = self._model(padded.to(device), use_cache=False).last_hidden_state
+                rows = hidden[torch.arange(len(tokens)), sizes - 1].float()
+            else:
+                mask = (torch.arange(padded.shape[1]) < sizes[:, None]).to(device)
+                hidden = self._model(padded.to(device), attention_mask=mask.long()).last_hidden_state
+                weights = mask / sizes.to(device)[:, None]
+                rows = torch.einsum("nt,ntd->nd", weights, hidden.float())
+        made: Rows = rows.cpu().numpy()
+        return made
+
+
+def _shorten(model: Any, info: EncoderInfo) -> None:
+    """Takes out what comes after the layer that is read."""
+    import torch
+
+    if info.kind == "bert":
+        model.encoder.layer = model.encoder.layer[: info.layer]
+        model.pooler = None
+        return
+    model.layers = model.layers[: info.layer]
+    # The states between layers are not normed; transformers norms the last ones alone.
+    if info.layer < info.depth:
+        model.norm = torch.nn.Identity()
+
+
+def _multiply_with_onednn(model: Any) -> None:
+    """Has oneDNN do the matrix products: torch's default library is two to four times as slow on processors of AMD."""
+    import torch
+    from torch.utils.mkldnn import MkldnnLinear
+
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, torch.nn.Linear):
+                setattr(module, name, MkldnnLinear(child, torch.float32))
+
+
+def _template(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The tokens around a user's message up to where the answer begins: there a causal model looks ahead."""
+    if not getattr(tokenizer, "chat_template", None):
+        return [], []
+    message = [{"role": "user", "content": _MARK}]
+    text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    before, _, behind = text.partition(_MARK)
+    return tuple(tokenizer.encode(part, add_special_tokens=False) for part in (before, behind))

@@ -33,9 +33,10 @@ def serve(settings: dict[str, Any], asked: BinaryIO, answers: BinaryIO) -> None:
     while True:
         prompts = frames.read_prompts(asked)
         start = time.monotonic()
-        rows = encoder.encode([texts.text(ids.tolist()) for ids in prompts])
-        packed = frames.pack_rows(rows, time.monotonic() - start)
-        frames.write_answer(answers, Answer.ROWS, packed)
+        for places, rows in encoder.parts([texts.text(ids.tolist()) for ids in prompts]):
+            now = time.monotonic()
+            frames.write_answer(answers, Answer.ROWS, frames.pack_rows(places, rows, now - start))
+            start = now
 
 
 def _tokenizer(source: str) -> Any:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from leap_rs._leap import LeapError
-from leap_rs.encoder.source import inspect
 
 from .options import Options
 from .prompts import Kind, Prompts
@@ -53,8 +52,6 @@ class Engine:
         if options.layer is not None:
             leap["layer"] = options.layer
         if options.encoder is not None:
-            # What a server would do without is what was asked for here.
-            inspect(options.encoder)
             leap["encoder"] = options.encoder
         given = {"max_num_seqs": options.max_num_seqs, "max_model_len": options.max_model_len, "dtype": options.dtype}
         arguments: dict[str, Any] = {

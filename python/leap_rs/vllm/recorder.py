@@ -34,9 +34,9 @@ PART_REQUESTS = 256
 PART_S = 60.0
 POLL_S = 0.2
 CLOSE_S = 10.0
-"""So long an engine that shuts down waits for the last part, once no more rows of the text encoder come."""
-TEXT_S = 5.0
-"""So long the last part waits for the next row of the text encoder."""
+"""So long an engine that shuts down waits for the last part."""
+TEXT_S = 60.0
+"""So long the last part waits for the next row of a text encoder, which may still be loading."""
 MOST_WAITING = 4096
 """Finished requests that may wait with their prompts: more only where a disk hangs, or the text encoder is far behind."""
 MOST_ROWS = 4096
@@ -184,7 +184,8 @@ class Recorder:
             return
         self._stop.set()
         self._text_s = time.monotonic()
-        while self._thread.is_alive() and time.monotonic() < self._text_s + CLOSE_S:
+        most = CLOSE_S + (TEXT_S if self._text else 0.0)
+        while self._thread.is_alive() and time.monotonic() < self._text_s + most:
             self._thread.join(POLL_S)
         if self._thread.is_alive():
             LOG.warning("leap: %s: the last part of the recording was not written within %g s", self._place(), CLOSE_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ class Encoder:
 
     def parts(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Rows]]:
         """The rows part by part, the shortest texts first, with their places among the texts."""
-        tokens = self._tokens(texts)
+        tokens = self._tokens(texts) if texts else []
         part: list[int] = []
         for place in sorted(range(len(tokens)), key=lambda i: len(tokens[i])):
             # Sorted, the newcomer is the longest, and all others are padded to it.
@@ -139,14 +139,21 @@ def _shorten(model: Any, info: EncoderInfo) -> None:
 
 
 def _multiply_with_onednn(model: Any) -> None:
-    """Has oneDNN do the matrix products: torch's default library is two to four times as slow on processors of AMD."""
+    """Has oneDNN do the matrix products: torch's default library is half as fast on processors of AMD."""
     import torch
-    from torch.utils.mkldnn import MkldnnLinear
 
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, torch.nn.Linear):
-                setattr(module, name, MkldnnLinear(child, torch.float32))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.forward = _product(module.weight, module.bias)
+            module.weight = module.bias = None
+
+
+def _product(weight: Any, bias: Any) -> Callable[[Any], Any]:
+    import torch
+
+    held = weight.detach().to_mkldnn()
+    added = None if bias is None else bias.detach().to_mkldnn()
+    return lambda given: torch.ops.aten.mkldnn_linear(given.to_mkldnn(), held, added).to_dense()
 
 
 def _template(tokenizer: Any) -> tuple[list[int], list[int]]:

@@ -87,7 +87,7 @@ test-python: develop browser
 
 .PHONY: test-plugin
 test-plugin: $(PLUGIN)
-	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm tests/encoder $(PYTEST_ARGS)
 
 .PHONY: test-engine
 test-engine: $(PLUGIN)
@@ -181,6 +181,10 @@ bench-vllm: develop $(PLUGIN) | $(MODEL) ## what the plugin costs and changes on
 	$(VENV_VLLM)/bin/python benches/vllm_memory.py $(MODEL)
 	$(VENV_VLLM)/bin/python benches/vllm_scheduler.py
 	[ -z '$(PROMPTS)' ] || $(VENV_VLLM)/bin/python benches/vllm_from_zero.py $(MODEL) '$(PROMPTS)'
+
+.PHONY: bench-encoder
+bench-encoder: develop $(PLUGIN) ## prompts a second that a text encoder reads on one core (ENCODER=DIR; TEXTS=FILE ranks too)
+	$(VENV_VLLM)/bin/python benches/encoder.py '$(ENCODER)' $(if $(TEXTS),--texts '$(TEXTS)')
 
 .PHONY: readout
 readout: develop ## fit the readout that make replay uses on TRAIN, and evaluate it on TRACE

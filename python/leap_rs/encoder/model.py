@@ -83,16 +83,27 @@ class Encoder:
 
     def parts(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Rows]]:
         """The rows part by part, the shortest texts first, with their places among the texts."""
+        for places, tokens in self._sorted(texts):
+            yield places, self._read(tokens)[-1]
+
+    def layers(self, texts: Sequence[str]) -> Rows:
+        """The rows of every layer up to the one that is read, from 0 on: (layers + 1, n, width)."""
+        rows = np.zeros((self.info.layer + 1, len(texts), self.info.width), dtype=np.float32)
+        for places, tokens in self._sorted(texts):
+            rows[:, places] = self._read(tokens, every_layer=True)
+        return rows
+
+    def _sorted(self, texts: Sequence[str]) -> Iterator[tuple[list[int], list[list[int]]]]:
         tokens = self._tokens(texts) if texts else []
         part: list[int] = []
         for place in sorted(range(len(tokens)), key=lambda i: len(tokens[i])):
             # Sorted, the newcomer is the longest, and all others are padded to it.
             if part and (len(part) + 1) * len(tokens[place]) > _AT_ONCE:
-                yield part, self._read([tokens[i] for i in part])
+                yield part, [tokens[i] for i in part]
                 part = []
             part.append(place)
         if part:
-            yield part, self._read([tokens[i] for i in part])
+            yield part, [tokens[i] for i in part]
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
         cut = [text[:_CHARACTERS] for text in texts]
@@ -102,26 +113,27 @@ class Encoder:
         found = self._tokenizer(cut, truncation=True, max_length=TOKENS, add_special_tokens=False)["input_ids"]
         return [[*self._before, *ids, *self._behind] or [0] for ids in found]
 
-    def _read(self, tokens: Sequence[Sequence[int]]) -> Rows:
+    def _read(self, tokens: Sequence[Sequence[int]], *, every_layer: bool = False) -> list[Rows]:
+        """The rows of the layer that is read, or of each up to it."""
         import torch
 
         sizes = torch.tensor([len(ids) for ids in tokens])
         padded = torch.zeros(len(tokens), int(sizes.max()), dtype=torch.long)
         for row, ids in enumerate(tokens):
             padded[row, : len(ids)] = torch.tensor(ids)
-        device = self._model.device
+        mask = torch.arange(padded.shape[1]) < sizes[:, None]
+        if self.info.kind == "causal":
+            # What stands behind a token does not change its state: padding needs no mask.
+            given = {"use_cache": False}
+            weights = torch.nn.functional.one_hot(sizes - 1, padded.shape[1]).float()
+        else:
+            given = {"attention_mask": mask.long().to(self._model.device)}
+            weights = mask / sizes[:, None]
+        weights = weights.to(self._model.device)
         with torch.inference_mode():
-            if self.info.kind == "causal":
-                # What stands behind a token does not change its state: padding needs no mask.
-                hidden = self._model(padded.to(device), use_cache=False).last_hidden_state
-                rows = hidden[torch.arange(len(tokens)), sizes - 1].float()
-            else:
-                mask = (torch.arange(padded.shape[1]) < sizes[:, None]).to(device)
-                hidden = self._model(padded.to(device), attention_mask=mask.long()).last_hidden_state
-                weights = mask / sizes.to(device)[:, None]
-                rows = torch.einsum("nt,ntd->nd", weights, hidden.float())
-        made: Rows = rows.cpu().numpy()
-        return made
+            out = self._model(padded.to(self._model.device), output_hidden_states=every_layer, **given)
+            states = out.hidden_states if every_layer else [out.last_hidden_state]
+            return [torch.einsum("nt,ntd->nd", weights, state.float()).cpu().numpy() for state in states]
 
 
 def _shorten(model: Any, info: EncoderInfo) -> None:

@@ -183,8 +183,8 @@ bench-vllm: develop $(PLUGIN) | $(MODEL) ## what the plugin costs and changes on
 	[ -z '$(PROMPTS)' ] || $(VENV_VLLM)/bin/python benches/vllm_from_zero.py $(MODEL) '$(PROMPTS)'
 
 .PHONY: bench-encoder
-bench-encoder: develop $(PLUGIN) ## prompts a second that a text encoder reads on one core (ENCODER=DIR; TEXTS=FILE ranks too)
-	$(VENV_VLLM)/bin/python benches/encoder.py '$(ENCODER)' $(if $(TEXTS),--texts '$(TEXTS)')
+bench-encoder: develop $(PLUGIN) ## prompts a second that a text encoder reads on one core (ENCODER=DIR; TEXTS=FILE)
+	$(VENV_VLLM)/bin/python benches/encoder.py $(if $(ENCODER),'$(ENCODER)') $(if $(TEXTS),--texts '$(TEXTS)')
 
 .PHONY: readout
 readout: develop ## fit the readout that make replay uses on TRAIN, and evaluate it on TRACE

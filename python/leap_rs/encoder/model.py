@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +83,27 @@ class Encoder:
 
     def parts(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Rows]]:
         """The rows part by part, the shortest texts first, with their places among the texts."""
-        tokens = self._tokens(texts)
+        for places, tokens in self._sorted(texts):
+            yield places, self._read(tokens)[-1]
+
+    def layers(self, texts: Sequence[str]) -> Rows:
+        """The rows of every layer up to the one that is read, from 0 on: (layers + 1, n, width)."""
+        rows = np.zeros((self.info.layer + 1, len(texts), self.info.width), dtype=np.float32)
+        for places, tokens in self._sorted(texts):
+            rows[:, places] = self._read(tokens, every_layer=True)
+        return rows
+
+    def _sorted(self, texts: Sequence[str]) -> Iterator[tuple[list[int], list[list[int]]]]:
+        tokens = self._tokens(texts) if texts else []
         part: list[int] = []
         for place in sorted(range(len(tokens)), key=lambda i: len(tokens[i])):
             # Sorted, the newcomer is the longest, and all others are padded to it.
             if part and (len(part) + 1) * len(tokens[place]) > _AT_ONCE:
-                yield part, self._read([tokens[i] for i in part])
+                yield part, [tokens[i] for i in part]
                 part = []
             part.append(place)
         if part:
-            yield part, self._read([tokens[i] for i in part])
+            yield part, [tokens[i] for i in part]
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
         cut = [text[:_CHARACTERS] for text in texts]
@@ -102,26 +113,27 @@ class Encoder:
         found = self._tokenizer(cut, truncation=True, max_length=TOKENS, add_special_tokens=False)["input_ids"]
         return [[*self._before, *ids, *self._behind] or [0] for ids in found]
 
-    def _read(self, tokens: Sequence[Sequence[int]]) -> Rows:
+    def _read(self, tokens: Sequence[Sequence[int]], *, every_layer: bool = False) -> list[Rows]:
+        """The rows of the layer that is read, or of each up to it."""
         import torch
 
         sizes = torch.tensor([len(ids) for ids in tokens])
         padded = torch.zeros(len(tokens), int(sizes.max()), dtype=torch.long)
         for row, ids in enumerate(tokens):
             padded[row, : len(ids)] = torch.tensor(ids)
-        device = self._model.device
+        mask = torch.arange(padded.shape[1]) < sizes[:, None]
+        if self.info.kind == "causal":
+            # What stands behind a token does not change its state: padding needs no mask.
+            given = {"use_cache": False}
+            weights = torch.nn.functional.one_hot(sizes - 1, padded.shape[1]).float()
+        else:
+            given = {"attention_mask": mask.long().to(self._model.device)}
+            weights = mask / sizes[:, None]
+        weights = weights.to(self._model.device)
         with torch.inference_mode():
-            if self.info.kind == "causal":
-                # What stands behind a token does not change its state: padding needs no mask.
-                hidden = self._model(padded.to(device), use_cache=False).last_hidden_state
-                rows = hidden[torch.arange(len(tokens)), sizes - 1].float()
-            else:
-                mask = (torch.arange(padded.shape[1]) < sizes[:, None]).to(device)
-                hidden = self._model(padded.to(device), attention_mask=mask.long()).last_hidden_state
-                weights = mask / sizes.to(device)[:, None]
-                rows = torch.einsum("nt,ntd->nd", weights, hidden.float())
-        made: Rows = rows.cpu().numpy()
-        return made
+            out = self._model(padded.to(self._model.device), output_hidden_states=every_layer, **given)
+            states = out.hidden_states if every_layer else [out.last_hidden_state]
+            return [torch.einsum("nt,ntd->nd", weights, state.float()).cpu().numpy() for state in states]
 
 
 def _shorten(model: Any, info: EncoderInfo) -> None:
@@ -139,14 +151,21 @@ def _shorten(model: Any, info: EncoderInfo) -> None:
 
 
 def _multiply_with_onednn(model: Any) -> None:
-    """Has oneDNN do the matrix products: torch's default library is two to four times as slow on processors of AMD."""
+    """Has oneDNN do the matrix products: torch's default library is half as fast on processors of AMD."""
     import torch
-    from torch.utils.mkldnn import MkldnnLinear
 
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, torch.nn.Linear):
-                setattr(module, name, MkldnnLinear(child, torch.float32))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.forward = _product(module.weight, module.bias)
+            module.weight = module.bias = None
+
+
+def _product(weight: Any, bias: Any) -> Callable[[Any], Any]:
+    import torch
+
+    held = weight.detach().to_mkldnn()
+    added = None if bias is None else bias.detach().to_mkldnn()
+    return lambda given: torch.ops.aten.mkldnn_linear(given.to_mkldnn(), held, added).to_dense()
 
 
 def _template(tokenizer: Any) -> tuple[list[int], list[int]]:

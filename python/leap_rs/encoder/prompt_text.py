@@ -21,7 +21,9 @@ class PromptText:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        specials = sorted({*tokenizer.all_special_tokens}, key=len, reverse=True)
+        # The headers of a template are often special among the added tokens alone.
+        added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        specials = sorted(added | {*tokenizer.all_special_tokens}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, specials)) or r"(?!)")
         self._start, self._end = self._around()
 

@@ -121,10 +121,8 @@ def _refuse_large(source: str | Path, config: dict[str, Any], depth: int, width:
 
 
 def _bare(source: str) -> str:
-    path = Path(source).expanduser()
-    if path.is_dir():
-        path = path.resolve()
-        # A snapshot in transformers' cache: models--OWNER--NAME/snapshots/REVISION.
-        if path.parent.name == "snapshots" and path.parent.parent.name.startswith(_CACHE_PREFIX):
-            return path.parent.parent.name.split("--")[-1]
+    path = Path(source).expanduser().absolute()
+    # A snapshot in transformers' cache: models--OWNER--NAME/snapshots/REVISION.
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith(_CACHE_PREFIX):
+        return path.parent.parent.name.split("--")[-1]
     return path.name

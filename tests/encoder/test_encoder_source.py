@@ -96,9 +96,25 @@ def test_a_config_that_is_no_json(tmp_path: Path) -> None:
         inspect(tmp_path)
 
 
-def test_a_name_that_was_never_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of downloaded models."""
     pytest.importorskip("huggingface_hub")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    for name in ("someone/some-encoder", "/no/such/directory", "a/b/c"):
-        with pytest.raises(LeapError, match=f"{name}: no such directory, and no model of that name"):
-            inspect(name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_name_that_was_downloaded(cache: Path) -> None:
+    directory = cache / "models--someone--some-encoder"
+    model(directory / "snapshots" / "0123abcd", BERT)
+    (directory / "refs").mkdir()
+    (directory / "refs" / "main").write_text("0123abcd")
+    info = inspect("someone/some-encoder")
+    assert (info.name, info.source, info.layer) == ("some-encoder", "someone/some-encoder", 4)
+
+
+@pytest.mark.parametrize("name", ["someone/some-encoder", "/no/such/directory", "a/b/c"])
+def test_a_name_that_was_never_downloaded(cache: Path, name: str) -> None:
+    assert not any(cache.iterdir())
+    with pytest.raises(LeapError, match=f"{name}: no such directory, and no model of that name"):
+        inspect(name)

@@ -171,6 +171,7 @@ class EncoderClient:
             self._end(_how_it_ended(self._process))
         except Exception as error:
             self._end(str(error))
+        self._stop()
         # What is asked from now on is answered too.
         while not self._closing:
             self._hand_over()
@@ -180,6 +181,8 @@ class EncoderClient:
             self._alive = False
             os.close(self._wake)
             self._wake = -1
+
+    def _stop(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

@@ -87,7 +87,7 @@ test-python: develop browser
 
 .PHONY: test-plugin
 test-plugin: $(PLUGIN)
-	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm tests/encoder $(PYTEST_ARGS)
 
 .PHONY: test-engine
 test-engine: $(PLUGIN)
@@ -175,12 +175,17 @@ $(MODEL): | $(SETUP_VLLM)
 	mv $@.tmp $@
 
 .PHONY: bench-vllm
-bench-vllm: develop $(PLUGIN) | $(MODEL) ## what the plugin costs and changes on the real vLLM, beside stock (MODEL=DIR; PROMPTS=FILE)
+bench-vllm: develop $(PLUGIN) | $(MODEL) ## what the plugin costs and changes on the real vLLM, beside stock (MODEL=DIR; PROMPTS=FILE, ENCODER=DIR)
 	$(VENV_VLLM)/bin/python benches/vllm_overhead.py $(MODEL)
 	$(VENV_VLLM)/bin/python benches/vllm_order.py $(MODEL)
 	$(VENV_VLLM)/bin/python benches/vllm_memory.py $(MODEL)
 	$(VENV_VLLM)/bin/python benches/vllm_scheduler.py
 	[ -z '$(PROMPTS)' ] || $(VENV_VLLM)/bin/python benches/vllm_from_zero.py $(MODEL) '$(PROMPTS)'
+	[ -z '$(PROMPTS)' ] || [ -z '$(ENCODER)' ] || $(VENV_VLLM)/bin/python benches/vllm_encoder.py $(MODEL) '$(PROMPTS)' --encoder '$(ENCODER)'
+
+.PHONY: bench-encoder
+bench-encoder: develop $(PLUGIN) ## prompts a second that a text encoder reads on one core (ENCODER=DIR; TEXTS=FILE)
+	$(VENV_VLLM)/bin/python benches/encoder.py $(if $(ENCODER),'$(ENCODER)') $(if $(TEXTS),--texts '$(TEXTS)')
 
 .PHONY: readout
 readout: develop ## fit the readout that make replay uses on TRAIN, and evaluate it on TRACE

@@ -1,6 +1,6 @@
 """Real prompts through the real vLLM with the plugin in mode auto, from zero: what it learns, when it arms, what it keeps.
 
-Prompts (column `prompt` of a parquet file) are sampled with temperature 1 and top_k 50 up to a short cap. Then the engine
+Prompts (column `prompt` or `text` of a parquet file) are sampled with temperature 1 and top_k 50 up to a short cap. Then the engine
 shuts down and starts again with the same state, and once more after a kill -9 in the middle of further requests.
 """
 
@@ -32,7 +32,9 @@ CONSOLE = Console(width=110)
 
 def requests_of(engine: Engine, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Those that fit, in a seeded order: enough for the run and for what is killed after it."""
-    texts = pl.read_parquet(arguments.prompts)["prompt"].sample(fraction=1, shuffle=True, seed=arguments.seed)
+    frame = pl.read_parquet(arguments.prompts)
+    texts = frame["prompt" if "prompt" in frame.columns else "text"]
+    texts = texts.sample(fraction=1, shuffle=True, seed=arguments.seed)
     wanted = 2 * arguments.requests
     room = arguments.max_model_len - arguments.max_tokens
     # What is far too long need not be tokenised to be left out.
@@ -44,12 +46,13 @@ def requests_of(engine: Engine, arguments: argparse.Namespace) -> list[dict[str,
 class Watch:
     """What was seen from request to request."""
 
-    def __init__(self) -> None:
+    def __init__(self, readouts: Sequence[str] = READOUTS) -> None:
+        self.readouts = readouts
         self.finished = 0
         self.armed_at: dict[str, int] = {}
         title = "The judges as requests finish: rank correlation, requests with a prediction, updates"
         self.table = Table("finished", "exact", "censored", title=title)
-        for name in READOUTS:
+        for name in readouts:
             self.table.add_column(f"{name} readout", justify="right")
             self.table.add_column("predicted", justify="right")
             self.table.add_column("updates", justify="right")
@@ -57,12 +60,12 @@ class Watch:
     def see(self, numbers: dict[str, float], finished: int) -> None:
         before = self.finished
         self.finished += finished
-        for name in READOUTS:
+        for name in self.readouts:
             if numbers[f"armed_readout/{name}"]:
                 self.armed_at.setdefault(name, self.finished)
         if self.finished // WINDOW > before // WINDOW:
             row = [str(self.finished), *(f"{numbers[f'labels/{kind}']:.0f}" for kind in ("exact", "censored"))]
-            for name in READOUTS:
+            for name in self.readouts:
                 armed = " (armed)" if numbers[f"armed_readout/{name}"] else ""
                 row.append(f"{numbers[f'rank_correlation/{name}']:.2f}{armed}")
                 row += [f"{numbers[f'{what}/{name}']:.0f}" for what in ("predictions", "updates")]
@@ -95,8 +98,8 @@ def show_windows(judges: dict[str, Any]) -> None:
     table.add_column("rank correlation", justify="right")
     table.add_column("censored", justify="right")
     rng = np.random.default_rng(0)
-    for name in READOUTS:
-        rows = np.array(judges[name]["seen"], dtype=float).reshape(-1, 3)
+    for name, judge in judges.items():
+        rows = np.array(judge["seen"], dtype=float).reshape(-1, 3)
         parts = [(at, min(at + WINDOW, len(rows))) for at in range(0, len(rows), WINDOW)]
         for start, end in [*parts, (0, len(rows))] if len(parts) > 1 else parts:
             score, tokens, censored = rows[start:end].T
@@ -144,7 +147,7 @@ def run_past_a_save(engine: Engine, requests: list[dict[str, Any]], flying: int)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="directory of a model with a chat template")
-    parser.add_argument("prompts", type=Path, help="parquet file with a column `prompt`")
+    parser.add_argument("prompts", type=Path, help="parquet file with a column `prompt` or `text`")
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--max-tokens", type=int, default=256, help="cap of an answer (default 256)")
     parser.add_argument("--max-model-len", type=int, default=1024)

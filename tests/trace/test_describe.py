@@ -157,7 +157,7 @@ def test_a_whole_description(
     assert found["head"]["request_rate"] == pytest.approx(99 / (head["arrival_s"][-1] - head["arrival_s"][0]))
     assert found["head"]["mean_output_tokens"] == pytest.approx(head["output_tokens"].mean())
     assert found["shared_prefix"] is None
-    assert [line.split(":")[0] for line in found["missing"]["leap-replay"]] == ["features"]
+    assert [line.split(":")[0] for line in found["missing"]["leap-replay"]] == ["features", "text_features"]
     assert found["missing"]["leap-fit"] == []
     assert len(found["missing"]["leap-calibrate"]) == 1
 
@@ -194,7 +194,7 @@ def test_the_committed_runs_have_what_a_calibration_needs(traces: Path) -> None:
     assert found["missing"]["leap-calibrate"] == []
     # Their lengths were forced.
     assert [line.split(":")[0] for line in found["missing"]["leap-fit"]] == [
-        "features or prompt_features or text_features",
+        "features, prompt_features or text_features",
         "answers that ended by themselves",
     ]
     assert 0 < found["shared_prefix"]["token_share"] < 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,6 +56,8 @@ class Scenario:
     gate_by_step: bool = True
     tells: bool = False
     """Whether the brain says lengths, and not just an order: admission goes by them from the first request on."""
+    reads: bool = False
+    """Whether the brain knows a length only a while after the request has arrived, or never."""
 
     @property
     def leap(self) -> Mapping[str, Any]:
@@ -125,7 +127,8 @@ def draw(seed: int) -> Scenario:
             job if job.abort_s is not None or rng.random() < 0.5 else replace(job, name=f"remote {job.name}")
             for job in jobs
         ]
-    return Scenario(seed, setup, jobs, flips, revisions, gate_by_step=rng.random() < 0.7, tells=rng.random() < 0.5)
+    old, tells, reads = rng.random() < 0.7, rng.random() < 0.5, rng.random() < 0.4
+    return Scenario(seed, setup, jobs, flips, revisions, gate_by_step=old, tells=tells, reads=reads)
 
 
 class Teller(Oracle):
@@ -133,6 +136,28 @@ class Teller(Oracle):
 
     def table(self, request_id: str) -> RemainingTable:
         return RemainingTable.of_length(self.lengths[request_id])
+
+
+class Reader(Oracle):
+    """Takes all for equally long until their texts have been read, of which it tells by name."""
+
+    def __init__(self, jobs: Iterable[Job] = (), *, armed: bool = True) -> None:
+        super().__init__(jobs, armed=armed)
+        self.unread = self.lengths
+        self.lengths = dict.fromkeys(self.unread, 20)
+        self.told: list[str] = []
+
+    def read(self, name: str) -> None:
+        self.lengths[name] = self.unread.pop(name)
+        self.told.append(name)
+
+    def fresh(self) -> list[str]:
+        told, self.told = self.told, []
+        return told
+
+
+class TellingReader(Reader, Teller):
+    """Does both."""
 
 
 class Watch:
@@ -178,6 +203,11 @@ class Watch:
                 name: max(1, round(length * self.rng.choice([0.5, 1, 2])))
                 for name, length in self.brain.lengths.items()
             }
+        if isinstance(self.brain, Reader):
+            for name in [name for name in engine.scheduler.requests if name in self.brain.unread]:
+                if self.rng.random() < 0.1:
+                    self.brain.read(name)
+                    self.checked["read"] += 1
 
     def tick(self, engine: FakeEngine, step: Step) -> None:
         """What the clock is told of a step: who ended before it, and who waits after it."""
@@ -248,7 +278,8 @@ class Watch:
 
 def play(scenario: Scenario) -> tuple[FakeEngine, Oracle, Watch]:
     """Runs a scenario to its end and checks the end."""
-    brain = (Teller if scenario.tells else Oracle)(scenario.jobs)
+    kinds = ((Oracle, Teller), (Reader, TellingReader))
+    brain: Oracle = kinds[scenario.reads][scenario.tells](scenario.jobs)
     engine = FakeEngine(scenario.setup, brain)
     if not scenario.gate_by_step:
         engine.force_old_gate()

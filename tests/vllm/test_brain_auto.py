@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from leap_rs.vllm.auto import ArmSettings, Judge, Judged
+from leap_rs.vllm.auto import FEWEST, LEAD, PREFERENCE, ArmSettings, Judge, Judged, preferred
 
 
 def judged(scores: np.ndarray, tokens: np.ndarray) -> list[Judged]:
@@ -116,3 +116,53 @@ def test_it_goes_on_from_what_was_saved() -> None:
         first.add(one)
         second.add(one)
     assert (second.armed, second.correlation) == (first.armed, first.correlation)
+
+
+@pytest.mark.parametrize(
+    ("order", "standings", "expected"),
+    [
+        # Nobody is ahead by enough: all stay.
+        ("state text prompt", (0.0, 0.0, 0.0), "state text prompt"),
+        ("state text prompt", (0.50, 0.549, 0.53), "state text prompt"),
+        ("prompt text state", (0.549, 0.53, 0.50), "prompt text state"),
+        # One is ahead of the first by enough, and takes its place; the others keep theirs.
+        ("state text prompt", (0.50, 0.56, 0.40), "text state prompt"),
+        ("state text prompt", (0.50, 0.40, 0.56), "prompt state text"),
+        # The best of two that are ahead; behind it the same rule again.
+        ("state text prompt", (0.40, 0.50, 0.52), "prompt text state"),
+        ("state text prompt", (0.40, 0.50, 0.47), "text prompt state"),
+        # It is ahead of the first by enough, though not of the one between.
+        ("state text prompt", (0.50, 0.52, 0.56), "prompt state text"),
+        # What ranks backwards comes last.
+        ("state text prompt", (-0.5, 0.1, 0.0), "text prompt state"),
+    ],
+)
+def test_who_ranks_best_is_preferred(order: str, standings: tuple[float, ...], expected: str) -> None:
+    stand = dict(zip(("state", "text", "prompt"), standings, strict=True))
+    found = preferred(order.split(), stand)
+    assert found == tuple(expected.split())
+    assert preferred(found, stand) == found, "what has been decided stays"
+
+
+def test_the_preferred_one_is_never_far_behind() -> None:
+    rng = np.random.default_rng(9)
+    order = PREFERENCE
+    stand = dict.fromkeys(PREFERENCE, 0.0)
+    changes = 0
+    for _ in range(2000):
+        stand = {name: float(np.clip(rho + rng.normal(0, 0.01), -1, 1)) for name, rho in stand.items()}
+        before, order = order, preferred(order, stand)
+        changes += order != before
+        for place, name in enumerate(order):
+            assert all(stand[behind] <= stand[name] + LEAD for behind in order[place:])
+    assert 5 < changes < 500
+
+
+def test_a_few_requests_are_no_standing() -> None:
+    judge = Judge(ArmSettings(window=200))
+    for number, one in enumerate(correlated(60, 0.9, 10), start=1):
+        judge.add(one)
+        decided = number >= FEWEST and number % (200 // 64) == 0
+        assert judge.standing == (judge.correlation if decided or judge.standing else 0.0)
+    assert judge.standing > 0.7
+    assert Judge(ArmSettings(window=200), judge.seen).standing == pytest.approx(judge.standing, abs=0.05)

@@ -209,11 +209,12 @@ def test_a_long_prompt_is_pooled_aside_and_the_scheduler_told(brains: Brains) ->
         brain.arrived(f"r{i}", [7] * n, 1024, 0, False)
         brain.finished(f"r{i}", "stop", 2 * n)
     brain.settle()
-    neutral, version = brain.remaining_key("unheard of", 0), brain.version
+    neutral = brain.remaining_key("unheard of", 0)
     for name, n in (("long", 5000), ("longer", 50_000)):
         brain.arrived(name, [7] * n, 1024, 0, False)
     brain.settle()
-    assert brain.version > version
+    assert sorted(brain.fresh()) == ["long", "longer"]
+    assert brain.fresh() == []
     assert brain.remaining_key("long", 0) > neutral
     assert brain.metrics.get("predictions", "prompt") >= 2
 

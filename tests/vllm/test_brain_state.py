@@ -229,6 +229,18 @@ def test_a_readout_of_another_width_in_a_fitting_manifest(
     assert "reads 3 features" in caplog.text
 
 
+def test_a_state_from_before_there_were_encoders_is_used_without_one(saved: Path, tmp_path: Path) -> None:
+    state = copied(saved, tmp_path, "state")
+    manifest = state / "engine-0" / MANIFEST
+    content = json.loads(manifest.read_text())
+    for key in ("encoder", "encoder_layer"):
+        del content[key]
+    del content["extra"]["preferred"]
+    manifest.write_text(json.dumps({**content, "checksum": _digest(content)}))
+    with brain_of(state) as brain:
+        assert min(updates(brain)) > 0
+
+
 def test_two_writers_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = tmp_path / "state"
     with brain_of(state) as first:

@@ -88,6 +88,19 @@ def test_json_of_a_command_line_is_read_whole() -> None:
     assert options.wait_cap_steps == 128
 
 
+def test_an_encoder_is_a_name_or_an_object() -> None:
+    assert LeapOptions().encoder is None
+    for given in ("org/mini", {"model": "org/mini"}):
+        options = parse({"leap": {"encoder": given}})
+        assert options is not None
+        assert options.encoder is not None
+        assert options.encoder.model_dump() == {"model": "org/mini", "layer": None, "threads": 1, "device": "cpu"}
+    options = parse({"leap": {"encoder": {"model": "mini", "layer": 3, "threads": 2, "device": "cuda:1"}}})
+    assert options is not None
+    assert options.encoder is not None
+    assert (options.encoder.layer, options.encoder.threads, options.encoder.device) == (3, 2, "cuda:1")
+
+
 def test_what_the_search_prints_can_be_pasted() -> None:
     from leap_rs.replay.options import Options
     from leap_rs.replay.tune.server import server_options
@@ -131,6 +144,12 @@ def test_what_the_search_prints_can_be_pasted() -> None:
         ({"rls": {"lamda": 1}}, ("rls.lamda: no such option", "lambda")),
         ({"rls": {"batch": 0}}, ("rls.batch:",)),
         ({"arm": {"min_correlation": 2}}, ("arm.min_correlation:",)),
+        ({"encoder": 5}, ("encoder: expected a model's directory or name", "model, layer, threads, device", "got 5")),
+        ({"encoder": ""}, ("encoder.model:", "got ''")),
+        ({"encoder": {"layer": 4}}, ("encoder.model: field required",)),
+        ({"encoder": {"model": "mini", "thread": 1}}, ("encoder.thread: no such option", "threads")),
+        ({"encoder": {"model": "mini", "threads": 0}}, ("encoder.threads:", "got 0")),
+        ({"encoder": {"model": "mini", "layer": -1}}, ("encoder.layer:", "got -1")),
         ("queue", ("expected an object", "'queue'")),
     ],
 )

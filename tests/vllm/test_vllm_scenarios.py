@@ -63,6 +63,7 @@ def test_the_scenarios_reach_what_they_are_for() -> None:
         "adapter waits",
         "holds",
         "loads of remote KV",
+        "read",
     ):
         assert seen[what] >= 5, f"{what}: {seen}"
 

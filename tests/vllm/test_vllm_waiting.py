@@ -193,6 +193,38 @@ def test_rescoring_is_spread_over_steps() -> None:
     assert [request.request_id for request in queue] == [f"r{i}" for i in reversed(range(waiting))]
 
 
+def test_those_of_whom_more_is_known_get_new_keys_and_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = 2 * RESCORED_A_STEP
+    brain = Lengths({f"r{i}": 1000 + i for i in range(waiting)})
+    ranker, options = ranker_of(brain, Clock(), memory_weight=0)
+    queue = WaitingQueue(ranker, options)
+    queue.arm(True)
+    for i in range(waiting):
+        request = StandIn(f"r{i}", max_tokens=5000)
+        ranker.arrived(request)
+        queue.add_request(request)
+    asked: list[str] = []
+    rank = Ranker.rank
+    monkeypatch.setattr(
+        Ranker, "rank", lambda self, request: (asked.append(request.request_id), rank(self, request))[1]
+    )
+    brain.lengths.update({"r400": 3, "r7": 1, "r8": 2, "r9": 4})
+    queue.rescore(fresh=["r7", "gone", "r400"])
+    assert sorted(asked) == ["r400", "r7"]
+    assert [request.request_id for request in queue][:3] == ["r7", "r400", "r0"]
+    # Where everybody's turn comes too, theirs comes first.
+    queue.rescore(everybody=True)
+    queue.rescore(fresh=["r400"])
+    assert asked[2 + RESCORED_A_STEP] == "r400"
+    assert len(asked) == 2 + 2 * RESCORED_A_STEP
+    # As many at once as come: a bounded number a step.
+    asked.clear()
+    for step in range(4):
+        queue.rescore(fresh=[f"r{i}" for i in range(RESCORED_A_STEP + 5)] if step == 0 else ())
+        assert len(asked) <= (step + 1) * RESCORED_A_STEP
+    assert set(asked) >= {f"r{i}" for i in range(RESCORED_A_STEP + 5)}
+
+
 def test_who_holds_blocks_goes_first_in_the_queue_of_the_skipped() -> None:
     brain = Lengths({"short": 1, "holder": 500})
     ranker, options = ranker_of(brain, Clock(), memory_weight=1, aging_rate=0.05)

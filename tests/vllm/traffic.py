@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from leap_rs.vllm.online import OnlineBrain
+from leap_rs.vllm.reading import Reading
 from leap_rs.vllm.settings import BrainSettings
 
 
@@ -87,11 +88,13 @@ class Brains:
         self.directory = directory
         self.made: list[OnlineBrain] = []
 
-    def __call__(self, traffic: Traffic | None = None, **options: object) -> OnlineBrain:
+    def __call__(
+        self, traffic: Traffic | None = None, *, reading: Reading | None = None, **options: object
+    ) -> OnlineBrain:
         defaults: dict[str, object] = {"model": "m", "layer": 20, "max_tokens": 1024, "metrics_dir": self.directory}
         if traffic is not None:
             defaults["width"] = traffic.state.shape[1]
         pooled = None if traffic is None else Pooled(traffic.prompt)
-        brain = OnlineBrain(BrainSettings(**{**defaults, **options}), pooled)  # type: ignore[arg-type]
+        brain = OnlineBrain(BrainSettings(**{**defaults, **options}), pooled, reading)  # type: ignore[arg-type]
         self.made.append(brain)
         return brain

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +56,14 @@ def leap_record(
     layer: Annotated[
         int | None, typer.Option(help="Decoder layer of the features.", min=0, show_default="at 5/6 of the depth")
     ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Text encoder, or small causal model, whose rows are recorded as text_features: a directory, or a name.",
+            show_default=False,
+        ),
+    ] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences at a time.", min=1, show_default="vLLM's")] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Context; prompts that do not fit are left out.", min=2, show_default="vLLM's")
@@ -87,6 +95,7 @@ def leap_record(
             top_p=top_p,
             seed=seed,
             layer=layer,
+            encoder=encoder,
             chat=chat,
             limit=limit,
             max_num_seqs=max_num_seqs,
@@ -95,7 +104,9 @@ def leap_record(
             engine_args=engine_args(engine_arguments),
             save_every=save_every,
         )
-        result = run(prompts, out, options, column=column, progress=_progress_bar, tell=_tell)
+        result = run(
+            prompts, out, options, column=column, progress=partial(terminal.progress_bar, "answering"), tell=_tell
+        )
         if as_json:
             print(json.dumps(result.to_dict(), allow_nan=False), flush=True)
         else:
@@ -123,20 +134,6 @@ def text_of(result: Result) -> str:
 
 def _tell(text: str) -> None:
     print(f"leap-record: {text}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _progress_bar(total: int, done: int) -> Iterator[Callable[[], object]]:
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("answering", total=total, completed=done)
-        yield lambda: bar.advance(task)
 
 
 def _as_typed(error: LeapError) -> str:

@@ -51,6 +51,8 @@ class Engine:
         leap: dict[str, Any] = {"mode": "shadow", "record": str(parts), "record_every": options.save_every}
         if options.layer is not None:
             leap["layer"] = options.layer
+        if options.encoder is not None:
+            leap["encoder"] = options.encoder
         given = {"max_num_seqs": options.max_num_seqs, "max_model_len": options.max_model_len, "dtype": options.dtype}
         arguments: dict[str, Any] = {
             "seed": options.seed,

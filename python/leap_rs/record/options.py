@@ -24,6 +24,8 @@ class Options:
     top_p: float | None = None
     seed: int = 0
     layer: int | None = None
+    encoder: str | None = None
+    """The text encoder whose rows are recorded too."""
     chat: bool | None = None
     """Whether texts go in the model's chat template; None: where it has one."""
     limit: int | None = None
@@ -46,6 +48,7 @@ class Options:
             "top_p": self.top_p,
             "seed": self.seed,
             "layer": self.layer,
+            "encoder": self.encoder,
             "max_model_len": self.max_model_len,
             "dtype": self.dtype,
             "engine_args": dict(self.engine_args),

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from leap_rs._leap import ConfigError, LeapError
+from leap_rs.encoder.source import inspect
 
 from .engine import Answered, Engine, require_vllm
 from .options import Options
@@ -59,6 +60,8 @@ def run(
         raise ConfigError(
             f"{given}: {path}: column '{prompts.column}' holds {prompts.kind}, and only texts have a choice"
         )
+    if options.encoder is not None:
+        _require_encoder(options.encoder)
     require_vllm()
     parts = open_parts(out, options.identity(prompts.column, prompts.digest))
     try:
@@ -78,6 +81,14 @@ def run(
     finally:
         parts.close()
     return _result(prompts, out, requests, len(done), answered, time.monotonic() - began)
+
+
+def _require_encoder(encoder: str) -> None:
+    """`ConfigError` where it is none: a server would do without, but here its rows are what was asked for."""
+    try:
+        inspect(encoder)
+    except LeapError as error:
+        raise ConfigError(f"encoder: {error}") from error
 
 
 def _result(prompts: Prompts, out: Path, requests: int, already: int, answered: Answered, duration_s: float) -> Result:

@@ -1,4 +1,4 @@
-"""The `leap-trace` command: convert traces of any known format into leap's own, describe them, merge them."""
+"""The `leap-trace` command: convert traces of any known format into leap's own, describe and merge them, add features."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 
 from leap_rs import terminal
 from leap_rs._leap import ConfigError, LeapError
-from leap_rs.trace import ReadOptions
+from leap_rs.trace import ReadOptions, features
 from leap_rs.trace import Unit as UnitName
 from leap_rs.trace.convert import Changes, convert, merge
 from leap_rs.trace.describe import describe
@@ -78,7 +79,7 @@ JsonOutput = Annotated[bool, typer.Option("--json", help="Print the result as JS
 
 @app.callback()
 def leap_trace() -> None:
-    """Convert, describe and merge traces of requests, of any size: files are read and written part by part.
+    """Convert, describe and merge traces of requests of any size, part by part; add features of their texts.
 
     Exit status: 0 done, 1 an input or option that cannot be used, 2 wrong usage, 130 interrupted.
     """
@@ -168,6 +169,41 @@ def merge_command(
     with terminal.ending("leap-trace", _as_typed):
         options = _read_options(strict=strict, sort=sort, unit=unit, tokenizer=tokenizer, run=run)
         written = merge(inputs, out, options, labels=label or (), behind=join, one_recording=one_recording)
+        _show_written(written.to_dict(), as_json=as_json)
+
+
+@app.command("features")
+def features_command(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of any known format.", show_default=False)],
+    texts: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Parquet, CSV or JSON lines with the prompts in a column text or prompt. They go by a column request_id "
+            "where both have one, else by their order.",
+            show_default=False,
+        ),
+    ],
+    encoder: Annotated[
+        str, typer.Option(metavar="DIR", help="The encoder: its directory or its name.", show_default=False)
+    ],
+    out: Out,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            help="After how many of its layers the encoder is read.", min=0, show_default="two thirds of them"
+        ),
+    ] = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Also write text_layer_N for every layer, which leap-fit --layers ranks.")
+    ] = False,
+    as_json: JsonOutput = False,
+) -> None:
+    """Add to a trace the features of its prompts' texts: rows of a text encoder. No text is written."""
+    _need_suffix(out)
+    with terminal.ending("leap-trace", _as_typed):
+        progress = partial(terminal.progress_bar, "reading")
+        written = features.add(trace, texts, encoder, out, layer=layer, layers=layers, progress=progress)
         _show_written(written.to_dict(), as_json=as_json)
 
 

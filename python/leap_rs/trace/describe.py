@@ -154,8 +154,13 @@ class Description:
             replay.append("features: without them leap, leap-paper and leap-frozen have no state readout")
         if "prompt_features" not in have:
             replay.append("prompt_features: without them the prompt readout of leap reads the prompt's length alone")
+        if "text_features" not in have:
+            replay.append(
+                "text_features: without them leap has no text readout; leap-trace features makes them of texts"
+            )
         if not any(column in have for column in schema.FEATURE_COLUMNS):
-            fit.append(f"{' or '.join(schema.FEATURE_COLUMNS)}: there is nothing to fit a readout on")
+            *others, last = schema.FEATURE_COLUMNS
+            fit.append(f"{', '.join(others)} or {last}: there is nothing to fit a readout on")
         if self.censored is None:
             cut = "finish_reason or max_tokens: an answer that was cut counts as one that ended by itself"
             replay.append(cut)

@@ -23,7 +23,7 @@ START_KEY = "recording_start_unix_s"
 
 _PATTERN = "part-*.parquet"
 _KEY = "arrival_s"
-_SAME = ("model", "layer")
+_SAME = ("model", "layer", "encoder", "encoder_layer")
 
 
 def part_name(number: int) -> str:

@@ -7,8 +7,9 @@ credit: scores are compared before they are cut to `max_tokens`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,10 @@ EVIDENCE = 4
 DOUBT = 2.0
 """Standard errors by which it has to lie below the threshold before it disarms: a window is a small sample."""
 _LOOKS = 64
+PREFERENCE = ("state", "text", "prompt")
+"""Which readout a request goes by where none has done better than another: the one that is told the most."""
+LEAD = 0.05
+"""Rank correlation by which a readout has to be ahead to be preferred: windows differ by chance."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,25 @@ class Judged:
     censored: bool
 
 
+def preferred(order: Sequence[str], standings: Mapping[str, float]) -> tuple[str, ...]:
+    """The readouts by how well they rank; a request goes by the first of them that knows it.
+
+    Place by place, who stands there stays unless another of those behind is ahead of it by more than `LEAD`; the best of
+    them then takes the place.
+
+    Args:
+        order: The order so far.
+        standings: `Judge.standing` of each of them.
+    """
+    left, found = list(order), []
+    while left:
+        best = max(left, key=lambda name: standings[name])
+        first = best if standings[best] > standings[left[0]] + LEAD else left[0]
+        left.remove(first)
+        found.append(first)
+    return tuple(found)
+
+
 class Judge:
     """Compares one readout's predictions with what came, over a sliding window of finished requests."""
 
@@ -57,7 +81,26 @@ class Judge:
         self.armed = armed
         for judged in seen:
             self._append(judged)
-        self.correlation = self._over(settings.window)[0]
+        self.correlation, n = self._over(settings.window)
+        self._standing = self._stands(self.correlation, n)
+
+    @classmethod
+    def resumed(cls, settings: ArmSettings, saved: Mapping[str, Any]) -> Judge:
+        """One that goes on from what `saved` gave; where that is empty, from nothing."""
+        seen = [Judged(float(score), int(tokens), bool(censored)) for score, tokens, censored in saved.get("seen", ())]
+        return cls(settings, seen, armed=bool(saved.get("armed", False)))
+
+    def saved(self) -> dict[str, Any]:
+        """The verdict and what it rests on, as JSON."""
+        return {"armed": self.armed, "seen": [[one.score, one.tokens, one.censored] for one in self.seen]}
+
+    @property
+    def standing(self) -> float:
+        """How well it ranks, comparable between readouts: the correlation, 0 where it is undefined or of too few."""
+        return self._standing
+
+    def _stands(self, correlation: float | None, n: int) -> float:
+        return correlation or 0.0 if n >= self._fewest else 0.0
 
     @property
     def seen(self) -> tuple[Judged, ...]:
@@ -83,7 +126,7 @@ class Judge:
 
     def _decide(self) -> None:
         correlation, n = self._over(self._settings.window)
-        self.correlation = correlation
+        self.correlation, self._standing = correlation, self._stands(correlation, n)
         if n < self._fewest:
             return
         # Undefined where all predictions or all lengths are equal: there is nothing to rank.

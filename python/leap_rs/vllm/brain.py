@@ -26,7 +26,7 @@ class Brain(Protocol):
 
     @property
     def version(self) -> int:
-        """Grows when the predictions of live requests have changed, so that each is asked for once more."""
+        """Grows when the predictions of all live requests have changed, so that each is asked for once more."""
 
     def arrived(
         self, request_id: str, prompt_token_ids: Sequence[int], max_tokens: int, min_tokens: int, ignore_eos: bool
@@ -64,6 +64,13 @@ class KnownLengths(Protocol):
 
     def table(self, request_id: str) -> RemainingTable | None:
         """What is known of a request's length; None where nothing is that has proven itself."""
+
+
+class Fresh(Protocol):
+    """A brain to which more becomes known of single requests while they wait."""
+
+    def fresh(self) -> Sequence[str]:
+        """The requests of which more is known than when this was asked last: a new key for each is enough."""
 
 
 class Counted(Protocol):

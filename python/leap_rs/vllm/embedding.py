@@ -9,8 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from leap_rs._leap import ConfigError, LeapError, PromptFeatures
 
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 # Below vLLM's own logger, so that lines come out in its format.
 LOG = logging.getLogger("vllm.leap_rs")
 _BATCH = 8192
+LENGTH_TERMS = 3
 
 
 def engine_number(vllm_config: Any) -> int:
@@ -79,3 +84,15 @@ def load_table(vllm_config: Any) -> PromptFeatures | None:
         return None
     finally:
         path.unlink(missing_ok=True)
+
+
+def prompt_width(prompt_features: PromptFeatures | None) -> int:
+    """Features of a prompt."""
+    return LENGTH_TERMS if prompt_features is None else prompt_features.width
+
+
+def pooled(prompt_features: PromptFeatures | None, prompt_token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    """The features of a prompt; those of its length alone where there is no table to pool from."""
+    if prompt_features is None:
+        return PromptFeatures.length_features(len(prompt_token_ids))
+    return prompt_features.pool(np.asarray(prompt_token_ids, dtype=np.uint32))

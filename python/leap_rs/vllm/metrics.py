@@ -28,7 +28,7 @@ from leap_rs.trace.files import reason
 MAGIC = b"LEAPMET1"
 _HEAD = struct.Struct("<8sQ")
 
-READOUTS = ("prompt", "state")
+READOUTS = ("prompt", "text", "state")
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _SECONDS = tuple(1e-6 * 2**i for i in range(15))
 
@@ -56,9 +56,10 @@ def _by_readout(name: str, kind: Literal["counter", "gauge", "histogram"], text:
 
 
 LABEL_KINDS = ("exact", "censored", "forced", "aborted", "failed")
+ENCODER_OUTCOMES = ("read", "seen_before", "skipped")
 METRICS = (
     _by_readout("predictions", "counter", "Engine requests whose length a readout has predicted."),
-    _by_readout("prediction_seconds", "histogram", "Time that the scheduler spent on a prediction.", *_SECONDS),
+    _by_readout("prediction_seconds", "histogram", "Time that a prediction took.", *_SECONDS),
     _by_readout("predicted_tokens", "histogram", "Predicted output tokens, at most the request's own limit.", *_TOKENS),
     Metric("output_tokens", "histogram", "Output tokens of finished engine requests that are labels.", buckets=_TOKENS),
     _by_readout("absolute_error_tokens", "histogram", "|Predicted - actual| output tokens of labels.", *_TOKENS),
@@ -83,6 +84,10 @@ METRICS = (
     Metric("recomputed_tokens", "counter", "Tokens that preempted engine requests computed again."),
     Metric("kv_peak_ratio", "gauge", "KV blocks that residents came to hold over those predicted; NaN while unknown."),
     Metric("captures_missed", "counter", "Labels of engine requests whose hidden state never came in."),
+    Metric("encoder_prompts", "counter", "Prompts by what became of their text.", "outcome", ENCODER_OUTCOMES),
+    Metric("encoder_seconds", "counter", "Time that the text encoder spent on reading prompts."),
+    Metric("encoder_backlog", "gauge", "Prompts that wait for the text encoder."),
+    Metric("encoder_up", "gauge", "1 while the text encoder runs, else 0."),
 )
 OF_THE_SCHEDULER = (
     *(("mode", "shadow"), ("mode", "armed"), ("gated_requests", ""), ("slot_waits", "")),

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -22,15 +21,17 @@ import numpy.typing as npt
 
 from leap_rs._leap import LeapError, Learner, PromptFeatures, RemainingTable
 
-from .auto import ArmSettings, Judge, Judged
+from .auto import PREFERENCE, Judge, Judged, preferred
+from .embedding import pooled, prompt_width
+from .known import Known, Live
 from .labels import Limits, label
-from .metrics import MetricsWriter, engine_path
-from .opening import open_readouts
+from .opening import open_metrics, open_readouts
+from .reading import Reading
+from .readouts import Kind
 from .settings import BrainSettings
 
 LOG = logging.getLogger("vllm.leap_rs")
 
-LENGTH_TERMS = 3
 POLL_S = 0.1
 RENEW_S = 0.25
 """Renewing the live requests takes the interpreter from the scheduler for a moment; this often is fresh enough."""
@@ -43,60 +44,56 @@ MOST_WAITING = 4096
 """Finished requests that may wait to be learned with their rows: memory stays bounded where a disk hangs."""
 
 
-@dataclass(slots=True)
-class Known:
-    """What one readout knows of a live request."""
-
-    row: npt.NDArray[Any]
-    table: RemainingTable
-    first: float | None
-    """The score when the row came in, before anything of the answer was known; None where no readout gave it."""
-
-
-@dataclass(slots=True)
-class Live:
-    """A request from its arrival to its end."""
-
-    limits: Limits
-    length: RemainingTable | None = None
-    """Where the client has settled it."""
-    known: dict[str, Known] = field(default_factory=dict)
-    captured: bool = False
-    """Whether its hidden state has come in, of use or not."""
-
-
 class OnlineBrain:
-    """The brain of one engine. `prompt_features` pools prompts; without, the prompt readout has their length alone."""
+    """The brain of one engine.
 
-    def __init__(self, settings: BrainSettings, prompt_features: PromptFeatures | None = None) -> None:
+    Args:
+        settings: What it is for.
+        prompt_features: Pools prompts; without it the prompt readout has their length alone.
+        reading: The text encoder, where there is one.
+    """
+
+    def __init__(
+        self,
+        settings: BrainSettings,
+        prompt_features: PromptFeatures | None = None,
+        reading: Reading | None = None,
+    ) -> None:
         self.settings = settings
         self._pooling = prompt_features
+        self._reading = Reading() if reading is None else reading
         self._rule: dict[str, Any] = {"kind": settings.order, "objective": settings.objective}
         self._told: set[str] = set()
         self._live: dict[str, Live] = {}
         self._done: deque[tuple[Live, str, int]] = deque()
-        self._long: deque[tuple[Live, Sequence[int]]] = deque()
+        self._long: deque[tuple[str, Live, Sequence[int]]] = deque()
+        self._fresh: deque[str] = deque()
         self._predicted: deque[tuple[str, float, RemainingTable | None]] = deque()
         self._overflow = 0
         self._version = 0
         self.fault: str | None = None
-        widths = {"prompt": prompt_features.width if prompt_features is not None else LENGTH_TERMS}
+        widths: dict[Kind, int] = {"prompt": prompt_width(prompt_features)}
+        if self._reading.info is not None:
+            widths["text"] = self._reading.info.width + widths["prompt"]
         if settings.width is not None:
             widths["state"] = settings.width
-        opened = open_readouts(settings, widths, lambda text: LOG.warning("leap: %s", text))
+        opened = open_readouts(settings, widths, self._reading.info, _warn)
         self._store = opened.store
         self._learners = {name: Learner(readout) for name, readout in opened.readouts.items()}
         self._finished, self._finished_tokens = opened.extra.get("finished", (0, 0))
         judges = opened.extra.get("judges", {})
-        self._judges = {name: _judge(settings.arm, judges.get(name, {})) for name in widths}
+        self._judges: dict[str, Judge] = {name: Judge.resumed(settings.arm, judges.get(name, {})) for name in widths}
+        order = tuple(opened.extra.get("preferred", PREFERENCE))
+        self._preferred = tuple(name for name in order if name in self._judges)
         self._renewed = {name: learner.updates for name, learner in self._learners.items()}
         self._saved = dict(self._renewed)
         self._next_renewal_s = 0.0
         self._trusted = self._trust()
         self._neutral = self._neutral_table()
-        self.metrics = self._open_metrics()
+        self.metrics = open_metrics(settings, _warn)
         self._publish()
         self._wake, self._stop = threading.Event(), False
+        self._reading.start(self._wake.set, _warn)
         self._settled: tuple[threading.Event, bool] | None = None
         self._thread = threading.Thread(target=self._work, name="leap-brain", daemon=True)
         self._thread.start()
@@ -115,9 +112,13 @@ class OnlineBrain:
         """Grows when the predictions of live requests have changed, so that each is asked for once more."""
         return self._version
 
+    def fresh(self) -> list[str]:
+        """The requests of which more is known than when this was asked last: a new key for each is enough."""
+        return [self._fresh.popleft() for _ in range(len(self._fresh))]
+
     @property
     def trusted(self) -> tuple[str, ...]:
-        """The readouts whose predictions order, the better-informed first."""
+        """The readouts whose predictions order, the one that ranks best first."""
         return self._trusted
 
     def arrived(
@@ -130,10 +131,12 @@ class OnlineBrain:
         if live.limits.forced:
             live.length = RemainingTable.of_length(live.limits.max_tokens, **self._rule)
         elif len(prompt_token_ids) > LONG:
-            self._long.append((live, prompt_token_ids))
+            self._long.append((request_id, live, prompt_token_ids))
             self._wake.set()
         elif len(prompt_token_ids) > 0:
-            self._predict("prompt", live, lambda: self._pool(prompt_token_ids))
+            self._predict("prompt", live, lambda: pooled(self._pooling, prompt_token_ids))
+        teaches = self.fault is None and not live.limits.forced
+        self._reading.ask(request_id, prompt_token_ids, teaches=teaches)
 
     def state(self, request_id: str, row: npt.NDArray[np.float32] | npt.NDArray[np.float16]) -> None:
         """The hidden state of a request's last prompt token has come in."""
@@ -162,6 +165,7 @@ class OnlineBrain:
         live = self._live.pop(request_id, None)
         if live is None:
             return
+        self._reading.forget(request_id)
         if len(self._done) >= MOST_WAITING:
             live.known.clear()
             self._overflow += 1
@@ -190,6 +194,7 @@ class OnlineBrain:
             self._save(at_once=True)
             if self._store is not None:
                 self._store.close()
+            self._reading.close()
             self.metrics.close()
 
     def table(self, request_id: str) -> RemainingTable | None:
@@ -204,11 +209,6 @@ class OnlineBrain:
             if known is not None and known.table.known:
                 return known.table
         return None
-
-    def _pool(self, prompt_token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        if self._pooling is None:
-            return PromptFeatures.length_features(len(prompt_token_ids))
-        return self._pooling.pool(np.asarray(prompt_token_ids, dtype=np.uint32))
 
     def _predict(self, name: str, live: Live, row_of: Callable[[], npt.NDArray[Any]]) -> None:
         began = time.perf_counter()
@@ -244,11 +244,7 @@ class OnlineBrain:
                     asked[0].set()
 
     def _turn(self, *, at_once: bool, save: bool) -> None:
-        if self._long:
-            while self._long:
-                live, prompt_token_ids = self._long.popleft()
-                self._predict("prompt", live, functools.partial(self._pool, prompt_token_ids))
-            self._version += 1
+        self._read()
         while self._done:
             self._learn(*self._done.popleft())
         if at_once:
@@ -257,6 +253,25 @@ class OnlineBrain:
         self._renew(at_once=at_once)
         self._save(at_once=save)
         self._publish()
+
+    def _read(self) -> None:
+        """Predicts by what has been read of prompts since they arrived."""
+        while self._long:
+            request_id, live, prompt_token_ids = self._long.popleft()
+            self._predict("prompt", live, functools.partial(pooled, self._pooling, prompt_token_ids))
+            self._freshen("prompt", request_id, live)
+        for request_id, text in self._reading.rows():
+            found = self._live.get(request_id)
+            prompt = found.known.get("prompt") if found is not None else None
+            # Whose length is settled has no row of the prompt either.
+            if found is not None and prompt is not None:
+                self._predict("text", found, functools.partial(np.concatenate, (text, prompt.row)))
+                self._freshen("text", request_id, found)
+
+    def _freshen(self, name: str, request_id: str, live: Live) -> None:
+        known = live.known.get(name)
+        if known is not None and known.table.known and name in self._trusted:
+            self._fresh.append(request_id)
 
     def _flush(self) -> None:
         for name, learner in self._learners.items():
@@ -314,9 +329,10 @@ class OnlineBrain:
         self._next_renewal_s = ended + max(RENEW_S, (ended - began) / RENEW_SHARE)
 
     def _trust(self) -> tuple[str, ...]:
-        """The readouts whose predictions order, the better-informed first; all of them where arming is not by proof."""
+        """The readouts whose predictions order, best first; all of them where arming is not by proof."""
+        self._preferred = preferred(self._preferred, {name: judge.standing for name, judge in self._judges.items()})
         by_proof = self.settings.mode == "auto"
-        return tuple(n for n in ("state", "prompt") if n in self._judges and (self._judges[n].armed or not by_proof))
+        return tuple(name for name in self._preferred if self._judges[name].armed or not by_proof)
 
     def _neutral_table(self) -> RemainingTable:
         """What a request without an estimate is ordered by: the running mean, the same for all."""
@@ -334,11 +350,9 @@ class OnlineBrain:
             return
         # Also where it fails: it is tried again after as many updates, not at every turn.
         self._saved = updates
-        judges = {
-            name: {"armed": judge.armed, "seen": [[j.score, j.tokens, j.censored] for j in judge.seen]}
-            for name, judge in self._judges.items()
-        }
-        extra = {"judges": judges, "finished": [self._finished, self._finished_tokens]}
+        judges = {name: judge.saved() for name, judge in self._judges.items()}
+        finished = [self._finished, self._finished_tokens]
+        extra = {"judges": judges, "preferred": self._preferred, "finished": finished}
         try:
             self._store.save({name: learner.save for name, learner in self._learners.items()}, extra)
         except LeapError as error:
@@ -368,26 +382,15 @@ class OnlineBrain:
             self.metrics.set("armed_readout", float(name in self._trusted and self.armed), name)
             if learner.fault is not None:
                 self._tell(f"fault {name}", f"the {name} readout has left labels out: {learner.fault}")
+        self._reading.show(self.metrics)
         self.metrics.set("readout_version", self._version)
-
-    # How it starts.
-
-    def _open_metrics(self) -> MetricsWriter:
-        settings = self.settings
-        path = engine_path(settings.engine, settings.metrics_dir)
-        try:
-            return MetricsWriter.create(path, model_name=settings.model, engine=settings.engine)
-        except LeapError as error:
-            LOG.warning("leap: no metrics: %s", error)
-            return MetricsWriter.nowhere()
 
     def _tell(self, key: str, text: str) -> None:
         """Warns, once of each kind: what recurs with every request would drown the log."""
         if key not in self._told:
             self._told.add(key)
-            LOG.warning("leap: %s", text)
+            _warn(text)
 
 
-def _judge(settings: ArmSettings, saved: dict[str, Any]) -> Judge:
-    seen = [Judged(float(score), int(tokens), bool(censored)) for score, tokens, censored in saved.get("seen", ())]
-    return Judge(settings, seen, armed=bool(saved.get("armed", False)))
+def _warn(text: str) -> None:
+    LOG.warning("leap: %s", text)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from leap_rs._leap import LeapError, OnlineReadout
+from leap_rs.encoder.source import EncoderInfo
 
-from .readouts import Wanted, files_of, origin, resumed, start
+from .metrics import MetricsWriter, engine_path
+from .readouts import Kind, Wanted, files_of, origin, resumed, start
 from .settings import BrainSettings
 from .state import Identity, StateStore, open_store
 
@@ -23,20 +25,41 @@ class Opened:
     extra: Mapping[str, Any]
 
 
-def open_readouts(settings: BrainSettings, widths: Mapping[str, int], tell: Callable[[str], None]) -> Opened:
+def open_readouts(
+    settings: BrainSettings, widths: Mapping[Kind, int], encoder: EncoderInfo | None, tell: Callable[[str], None]
+) -> Opened:
     """Opens the readouts of these widths. Whatever is wrong with a file is told, and no reason not to start."""
     files = files_of(settings.readout)
     models = (settings.model, settings.weights or settings.model)
-    wanted = {name: Wanted(name, width, models, settings.layer, settings.max_tokens) for name, width in widths.items()}
-    store, resumed_readouts, extra = _resume(settings, wanted, origin(files), tell)
+    wanted: dict[str, Wanted] = {
+        name: Wanted(
+            name, width, models, settings.layer, settings.max_tokens, encoder=encoder if name == "text" else None
+        )
+        for name, width in widths.items()
+    }
+    store, resumed_readouts, extra = _resume(settings, wanted, encoder, origin(files), tell)
     readouts = resumed_readouts or {
         name: start(one, files.get(name), settings.learn, tell) for name, one in wanted.items()
     }
     return Opened(readouts, store, extra)
 
 
+def open_metrics(settings: BrainSettings, tell: Callable[[str], None]) -> MetricsWriter:
+    """Opens the file of the engine's metrics; where it cannot be written there are none."""
+    path = engine_path(settings.engine, settings.metrics_dir)
+    try:
+        return MetricsWriter.create(path, model_name=settings.model, engine=settings.engine)
+    except LeapError as error:
+        tell(f"no metrics: {error}")
+        return MetricsWriter.nowhere()
+
+
 def _resume(
-    settings: BrainSettings, wanted: Mapping[str, Wanted], origin: str, tell: Callable[[str], None]
+    settings: BrainSettings,
+    wanted: Mapping[str, Wanted],
+    encoder: EncoderInfo | None,
+    origin: str,
+    tell: Callable[[str], None],
 ) -> tuple[StateStore | None, dict[str, OnlineReadout], Mapping[str, Any]]:
     readouts: dict[str, OnlineReadout] = {}
 
@@ -50,7 +73,15 @@ def _resume(
     if settings.state_dir is None:
         return None, {}, {}
     widths = {name: one.width for name, one in wanted.items()}
-    identity = Identity(settings.weights or settings.model, settings.layer, settings.max_tokens, widths, origin)
+    identity = Identity(
+        model=settings.weights or settings.model,
+        layer=settings.layer,
+        max_tokens=settings.max_tokens,
+        widths=widths,
+        encoder=encoder.name if encoder is not None else None,
+        encoder_layer=encoder.layer if encoder is not None else None,
+        origin=origin,
+    )
     try:
         store = open_store(settings.state_dir, settings.engine, identity, check)
     except LeapError as error:

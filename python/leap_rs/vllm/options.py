@@ -54,6 +54,25 @@ class ArmOptions(_Options):
     hysteresis: Annotated[float, Field(ge=0, le=1)] = 0.05
 
 
+class EncoderOptions(_Options):
+    """The text encoder that reads prompts: a model's directory or name, and where and how it runs."""
+
+    model: Annotated[str, Field(min_length=1)]
+    layer: Annotated[int, Field(ge=0, le=4096)] | None = None
+    """The layer whose states its rows are made of; none: the one at 2/3 of the depth."""
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    device: Annotated[str, Field(min_length=1)] = "cpu"
+
+
+def _encoder(value: object) -> object:
+    if isinstance(value, str):
+        return {"model": value}
+    if value is not None and not isinstance(value, (Mapping, EncoderOptions)):
+        names = ", ".join(EncoderOptions.model_fields)
+        raise ValueError(f"expected a model's directory or name, or an object with {names}, got {value!r}")
+    return value
+
+
 class LeapOptions(_Options):
     """Options of the plugin. Names and meanings are those of `leap-replay`'s policies where both have one."""
 
@@ -66,6 +85,8 @@ class LeapOptions(_Options):
     layer: Annotated[int, Field(ge=0, le=4096)] | None = None
     """Decoder layer whose output the state readout reads; none: the one at 5/6 of the depth."""
     readout: Path | None = None
+    encoder: Annotated[EncoderOptions | None, BeforeValidator(_encoder)] = None
+    """What reads the text of prompts for the text readout; none: there is no such readout."""
     order: Literal["gittins", "survival", "countdown", "fcfs"] = "gittins"
     objective: Literal["ptl", "e2el"] = "ptl"
     aging: NonNegative | None = None
@@ -152,7 +173,7 @@ def _first(error: ValidationError) -> str:
     name = ".".join(str(part) for part in first["loc"])
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        parts: dict[str, type[BaseModel]] = {"rls": RlsOptions, "arm": ArmOptions}
+        parts: dict[str, type[BaseModel]] = {"rls": RlsOptions, "arm": ArmOptions, "encoder": EncoderOptions}
         known = parts.get(name.split(".")[0], LeapOptions)
         names = ", ".join(field.alias or key for key, field in known.model_fields.items())
         return f"{name}: no such option; there are {names}"

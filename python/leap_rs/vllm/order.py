@@ -76,6 +76,7 @@ class Ranker:
         self._arrived = 0
         self._mean_remaining: Callable[[str, int], float] | None = getattr(brain, "mean_remaining", None)
         self._table: Callable[[str], RemainingTable | None] | None = getattr(brain, "table", None)
+        self._fresh: Callable[[], Sequence[str]] | None = getattr(brain, "fresh", None)
         self.metrics: MetricsWriter | None = getattr(brain, "metrics", None)
         self.fault: str | None = None
 
@@ -90,6 +91,11 @@ class Ranker:
     def version(self) -> int:
         """The brain's own."""
         return int(self._ask(lambda: self._brain.version, 0))
+
+    def fresh(self) -> Sequence[str]:
+        """The requests of which more is known than when this was asked last."""
+        found: Sequence[str] = self._ask(self._fresh, ()) if self._fresh is not None else ()
+        return found
 
     def now(self) -> float:
         """Seconds since the engine started."""

@@ -1,4 +1,4 @@
-"""The two readouts that an engine starts with: from a saved state, from files, or from zero.
+"""The readouts that an engine starts with: from a saved state, from files, or from zero.
 
 Whatever is wrong with a file, the server starts: the readout then learns from zero, and the reason is told.
 """
@@ -10,9 +10,13 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from leap_rs._leap import LeapError, OnlineReadout, Readout, ReadoutError
+from leap_rs.encoder.source import EncoderInfo
 from leap_rs.replay.readouts import sibling
+
+Kind = Literal["prompt", "text", "state"]
 
 
 @dataclass(frozen=True)
@@ -27,22 +31,23 @@ class LearnSettings:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a readout has to be: its name (`prompt` or `state`), features, model and layer."""
+    """What a readout has to be: its name, features, model and layer, and what reads the text."""
 
-    name: str
+    name: Kind
     width: int
     models: tuple[str, ...]
     """What the model is called, the name that it is served under first."""
     layer: int | None
     max_tokens: int
+    encoder: EncoderInfo | None = None
 
 
 def files_of(readout: Path | None) -> dict[str, Path]:
-    """The files that a user's `readout` stands for: the state readout's, and the prompt readout's beside it."""
+    """The files that a user's `readout` stands for: the state readout's, and the others' beside it."""
     if readout is None:
         return {}
-    prompt = sibling(readout, "prompt")
-    return {"state": readout, **({"prompt": prompt} if prompt.is_file() else {})}
+    beside = {name: sibling(readout, name) for name in ("prompt", "text")}
+    return {"state": readout, **{name: path for name, path in beside.items() if path.is_file()}}
 
 
 def origin(files: Mapping[str, Path]) -> str:
@@ -67,7 +72,7 @@ def start(wanted: Wanted, path: Path | None, settings: LearnSettings, tell: Call
         max_tokens=wanted.max_tokens,
         warmup=settings.warmup,
         lam=settings.lam,
-        kind="prompt" if wanted.name == "prompt" else "state",
+        kind=wanted.name,
         batch=settings.batch,
         forgetting=settings.forgetting,
     )
@@ -97,10 +102,20 @@ def _from_file(wanted: Wanted, path: Path, settings: LearnSettings, tell: Callab
         raise ReadoutError(f"{path}: is for model {model}, not for {wanted.models[0]}")
     if wanted.name == "state" and layer is not None and wanted.layer is not None and int(layer) != wanted.layer:
         raise ReadoutError(f"{path}: is for layer {layer}, not for layer {wanted.layer}")
+    if wanted.encoder is not None:
+        _check_encoder(path, readout.meta, wanted.encoder)
     online = OnlineReadout(readout, batch=settings.batch, forgetting=settings.forgetting)
     if not online.anchored:
         tell(f"{path}: no anchor beside it, so the {wanted.name} readout moves faster than its training rows warrant")
     return online
+
+
+def _check_encoder(path: Path, meta: Mapping[str, object], encoder: EncoderInfo) -> None:
+    name, layer = meta.get("encoder"), meta.get("encoder_layer")
+    if name and _bare(name) != _bare(encoder.name):
+        raise ReadoutError(f"{path}: is for the encoder {name}, not for {encoder.name}")
+    if layer is not None and int(str(layer)) != encoder.layer:
+        raise ReadoutError(f"{path}: is for layer {layer} of the encoder, not for layer {encoder.layer}")
 
 
 def _bare(model: object) -> str:

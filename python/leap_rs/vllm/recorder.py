@@ -25,6 +25,7 @@ from leap_rs.trace import schema, write_trace
 from leap_rs.trace.files import reason as reason_of
 from leap_rs.trace.parts import START_KEY, part_name
 
+from .embedding import pooled
 from .labels import Kind, Limits, label
 
 LOG = logging.getLogger("vllm.leap_rs")
@@ -34,10 +35,21 @@ PART_S = 60.0
 POLL_S = 0.2
 CLOSE_S = 10.0
 """So long an engine that shuts down waits for the last part."""
+TEXT_S = 60.0
+"""So long the last part waits for the next row of a text encoder, which may still be loading."""
 MOST_WAITING = 4096
-"""Finished requests that may wait for the recorder's thread, prompts included: more only where a disk hangs."""
+"""Finished requests that may wait with their prompts: more only where a disk hangs, or the text encoder is far behind."""
 MOST_ROWS = 4096
 """Rows that are kept in memory while they cannot be written."""
+
+
+@dataclass(slots=True)
+class Text:
+    """The text encoder's row of a prompt."""
+
+    came: bool = False
+    row: npt.NDArray[np.float32] | None = None
+    """None also where it came and there is none, for the encoder has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,8 @@ class Served:
     top_p: float
     row: npt.NDArray[Any] | None
     """Its hidden state; None where none was captured."""
+    text: Text | None
+    """The text encoder's row of its prompt; None where it was asked for none."""
 
 
 class Recorder:
@@ -68,6 +82,7 @@ class Recorder:
         metadata: What the trace says of itself: model, layer, source.
         prompt_features: Pools prompts; without it a prompt's features are those of its length.
         part_requests: Requests a part.
+        text: Whether the trace has the rows of a text encoder.
     """
 
     def __init__(
@@ -77,6 +92,8 @@ class Recorder:
         metadata: Mapping[str, Any],
         prompt_features: PromptFeatures | None = None,
         part_requests: int = PART_REQUESTS,
+        *,
+        text: bool = False,
     ) -> None:
         self.recorded = 0
         self.lost = 0
@@ -87,7 +104,11 @@ class Recorder:
         self._part_requests = part_requests
         self._own: Path | None = None
         self._parts = 0
+        self._text = text
+        self._texts: dict[str, Text] = {}
+        self._text_s = 0.0
         self._waiting: deque[Served] = deque()
+        self._unread: list[Served] = []
         self._refused = self._counted = 0
         self._rows: list[tuple[Served, npt.NDArray[np.float32]]] = []
         self._failing = False
@@ -97,6 +118,18 @@ class Recorder:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="leap-recorder", daemon=True)
         self._thread.start()
+
+    def expect_text(self, request_id: str) -> None:
+        """The text encoder was asked for the row of a request's prompt; on the scheduler's thread."""
+        if not self._over:
+            self._texts[request_id] = Text()
+
+    def text(self, request_id: str, row: npt.NDArray[np.float32] | None) -> None:
+        """The row has come, or never will; on any thread."""
+        self._text_s = time.monotonic()
+        text = self._texts.get(request_id)
+        if text is not None:
+            text.row, text.came = row, True
 
     def finished(self, request: Any, reason: str, number: int, arrival_s: float, row: npt.NDArray[Any] | None) -> None:
         """Takes a finished request; on the scheduler's thread, which waits for nothing here.
@@ -111,17 +144,17 @@ class Recorder:
         try:
             self._hand_over(request, reason, number, arrival_s, row)
         except Exception:
-            self._over = True
+            self._end()
             LOG.exception("leap: %s: recording has stopped, and the server goes on", self._place())
 
     def _hand_over(
         self, request: Any, reason: str, number: int, arrival_s: float, row: npt.NDArray[Any] | None
     ) -> None:
         # A trace has no place for a request that was aborted before its first token.
-        if self._over or request.num_output_tokens < 1:
-            return
-        if len(self._waiting) >= MOST_WAITING:
-            self._refused += 1
+        belongs = request.num_output_tokens >= 1 and not self._over
+        if not belongs or len(self._waiting) + len(self._unread) >= MOST_WAITING:
+            self._refused += belongs
+            self._texts.pop(request.request_id, None)
             return
         sampling, tokens = request.sampling_params, request.num_output_tokens
         limits = Limits(
@@ -141,6 +174,7 @@ class Recorder:
             temperature=float(getattr(sampling, "temperature", 1.0)),
             top_p=float(getattr(sampling, "top_p", 1.0)),
             row=row,
+            text=self._texts.get(request.request_id),
         )
         self._waiting.append(served)
 
@@ -149,7 +183,10 @@ class Recorder:
         if self._stop.is_set():
             return
         self._stop.set()
-        self._thread.join(CLOSE_S)
+        self._text_s = time.monotonic()
+        most = CLOSE_S + (TEXT_S if self._text else 0.0)
+        while self._thread.is_alive() and time.monotonic() < self._text_s + most:
+            self._thread.join(POLL_S)
         if self._thread.is_alive():
             LOG.warning("leap: %s: the last part of the recording was not written within %g s", self._place(), CLOSE_S)
         elif self.recorded or self.lost:
@@ -160,19 +197,36 @@ class Recorder:
     def _work(self) -> None:
         last = False
         while not last:
-            last = self._stop.wait(POLL_S)
+            stopping = self._stop.wait(POLL_S)
             try:
-                self._turn(at_once=last)
+                self._turn(at_once=False)
+                last = stopping and (not self._unread or time.monotonic() > self._text_s + TEXT_S)
+                if last:
+                    self._turn(at_once=True)
+                elif stopping:
+                    time.sleep(POLL_S)
             except Exception:
                 # Serving matters more than recording.
-                self._over = True
-                self._waiting.clear()
+                self._end()
                 LOG.exception("leap: %s: recording has stopped, and the server goes on", self._place())
                 return
 
+    def _end(self) -> None:
+        """Nothing is recorded any more."""
+        self._over = True
+        self._waiting.clear()
+        self._texts.clear()
+
     def _turn(self, *, at_once: bool) -> None:
+        waiting, self._unread = self._unread, []
         while self._waiting:
-            self._take(self._waiting.popleft())
+            waiting.append(self._waiting.popleft())
+        for served in waiting:
+            if served.text is not None and not served.text.came and not at_once:
+                self._unread.append(served)
+                continue
+            self._texts.pop(served.request_id, None)
+            self._take(served)
             if len(self._rows) >= self._part_requests and not self._failing:
                 self._write()
         refused = self._refused
@@ -186,24 +240,23 @@ class Recorder:
         if served.row is None or not np.isfinite(served.row).all():
             self._lose(1, "row", "no usable hidden state was captured of them")
             return
+        text = served.text.row if served.text is not None else None
+        if self._text and served.prompt_token_ids and (text is None or not np.isfinite(text).all()):
+            self._lose(1, "text", "the text encoder has not read their prompts")
+            return
         if len(self._rows) >= MOST_ROWS:
             self._lose(1, "full", "they finished faster than the disk took them")
             return
         try:
-            pooled = self._pool(served.prompt_token_ids)
+            if not served.prompt_token_ids:
+                raise ValueError("a prompt without tokens")
+            features = pooled(self._pooling, served.prompt_token_ids)
         except (LeapError, OverflowError, ValueError, TypeError) as error:
             self._lose(1, "prompt", f"their prompts have no features: {error}")
             return
         if not self._rows:
             self._due_s = time.monotonic() + PART_S
-        self._rows.append((served, pooled))
-
-    def _pool(self, prompt_token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        if not prompt_token_ids:
-            raise ValueError("a prompt without tokens")
-        if self._pooling is None:
-            return PromptFeatures.length_features(len(prompt_token_ids))
-        return self._pooling.pool(np.asarray(prompt_token_ids, dtype=np.uint32))
+        self._rows.append((served, features))
 
     def _write(self) -> None:
         rows = len(self._rows)
@@ -259,13 +312,14 @@ class Recorder:
 
 
 def _frame(rows: Sequence[tuple[Served, npt.NDArray[np.float32]]]) -> pl.DataFrame:
-    """The requests in the order of their arrival."""
+    """The requests in the order of their arrival. Either all of them have a row of the text encoder, or none has."""
     ordered = sorted(rows, key=lambda pair: pair[0].number)
     served = [one for one, _ in ordered]
 
     def column(name: str, dtype: Any, of: Callable[[Served], Any]) -> pl.Series:
         return pl.Series(name, [of(one) for one in served], dtype=dtype)
 
+    texts = [one.text.row for one in served if one.text is not None and one.text.row is not None]
     return pl.DataFrame(
         [
             column("request_id", pl.String, lambda one: one.request_id),
@@ -278,6 +332,7 @@ def _frame(rows: Sequence[tuple[Served, npt.NDArray[np.float32]]]) -> pl.DataFra
             column("temperature", pl.Float32, lambda one: one.temperature),
             column("top_p", pl.Float32, lambda one: one.top_p),
             pl.Series("features", np.stack([one.row for one in served if one.row is not None])),
-            pl.Series("prompt_features", np.stack([pooled for _, pooled in ordered])),
+            pl.Series("prompt_features", np.stack([features for _, features in ordered])),
+            *([pl.Series("text_features", np.stack(texts))] if texts else []),
         ]
     )

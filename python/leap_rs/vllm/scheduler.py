@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import vllm
@@ -17,18 +17,16 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from leap_rs._leap import Evictor, Planner
+from leap_rs._leap import Evictor
 
 from .admission import Room
 from .brain import Brain, Watcher
 from .compat import LOG, Engine, check, lacks_adapter, seats
-from .embedding import load_table
 from .metrics import OF_THE_SCHEDULER
-from .online import OnlineBrain
 from .options import LeapOptions, given, parse
 from .order import Ranker
-from .slots import Plan, Slots, decoding
-from .start import prefills_only, recorder_of, refuse, settings_of
+from .slots import Plan, Slots, decoding, planner_of
+from .start import brain_and_recorder, prefills_only, refuse
 from .waiting import WaitingQueue, first_by_urgency
 
 RequestQueue.register(WaitingQueue)
@@ -92,9 +90,7 @@ class _Levers:
         if brain is None and ends_early:
             brain = Watcher()
         elif brain is None:
-            settings, table = settings_of(config, options), load_table(config)
-            recorder = recorder_of(options, settings, table)
-            brain = OnlineBrain(settings, table)
+            brain, recorder = brain_and_recorder(config, options)
         self.leap: Ranker = Ranker(brain, options, clock, labels=not ends_early, recorder=recorder)
         self._leap_version = self.leap.version
         self._leap_armed = False
@@ -109,18 +105,8 @@ class _Levers:
         self.leap_adapter_waits = 0
         self.leap_promotions = 0
         self._leap_shown: tuple[float, ...] = (0,) * len(OF_THE_SCHEDULER)
-        slots = min(options.decode_slots or self.max_num_running_reqs, self.max_num_running_reqs)
-        adapters = self.lora_config.max_loras if self.lora_config else None
-        planner = Planner(
-            slots=slots,
-            step_tokens=self.max_num_scheduled_tokens,
-            block_size=self.block_size,
-            groups=self._leap_groups(),
-            max_adapters=adapters,
-            hysteresis=options.hysteresis,
-            wait_cap_steps=options.wait_cap_steps,
-        )
-        self.leap_slots = Slots(self.leap, planner, self.max_model_len, adapters=adapters is not None)
+        planner = planner_of(self, options)
+        self.leap_slots = Slots(self.leap, planner, self.max_model_len, adapters=bool(self.lora_config))
         self.leap_evict = Evictor(options.evict_factor, options.evict_per_s)
         self.leap_queues: tuple[WaitingQueue, ...] = ()
         self._leap_preempted: set[str] = set()
@@ -194,7 +180,12 @@ class _Levers:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._leap_follow(self.leap.armed)
         now = self.leap.now()
-        output = self._leap_step(now, args, kwargs)
+        # Those inside are known to admission control alone, those who wait to the queues.
+        fresh = self.leap.fresh()
+        if self.leap_room is not None:
+            for request_id in fresh:
+                self.leap_room.learned(request_id)
+        output = self._leap_step(now, fresh, args, kwargs)
         waiting = (
             len(self.waiting) + len(getattr(self, "skipped_waiting", ())) + len(getattr(self, "kv_holding_waiting", ()))
         )
@@ -202,14 +193,14 @@ class _Levers:
         self._leap_show()
         return output
 
-    def _leap_step(self, now: float, args: Any, kwargs: Any) -> Any:
+    def _leap_step(self, now: float, fresh: Sequence[str], args: Any, kwargs: Any) -> Any:
         drifting, self._leap_drifting = self._leap_drifting, []
         if not self._leap_armed:
             return self._leap_run([], [], args, kwargs) if not self._leap_settling else self._leap_settle(args, kwargs)
         version = self.leap.version
         for queue in self.leap_queues:
             queue.begin_step(now)
-            queue.rescore(drifting, everybody=version != self._leap_version)
+            queue.rescore(drifting, fresh, everybody=version != self._leap_version)
         self._leap_version = version
         self._leap_drifting = [
             r for r in drifting if r.status == RequestStatus.PREEMPTED and getattr(r, "num_in_flight_tokens", 0) > 0

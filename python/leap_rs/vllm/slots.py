@@ -12,6 +12,7 @@ from typing import Any
 
 from leap_rs._leap import Planner
 
+from .options import LeapOptions
 from .order import Ranker
 
 IDLE, DECODING, PREFILLING = range(3)
@@ -50,6 +51,20 @@ def decoding(running: Sequence[Any], max_model_len: int) -> list[Any]:
     """Who decodes in the next step or could."""
     kinds = classes(running, max_model_len)
     return [request for request, kind in zip(running, kinds, strict=True) if kind == DECODING]
+
+
+def planner_of(scheduler: Any, options: LeapOptions) -> Planner:
+    """What plans the steps of a scheduler of vLLM."""
+    most = scheduler.max_num_running_reqs
+    return Planner(
+        slots=min(options.decode_slots or most, most),
+        step_tokens=scheduler.max_num_scheduled_tokens,
+        block_size=scheduler.block_size,
+        groups=max(len(scheduler.kv_cache_config.kv_cache_groups), 1),
+        max_adapters=scheduler.lora_config.max_loras if scheduler.lora_config else None,
+        hysteresis=options.hysteresis,
+        wait_cap_steps=options.wait_cap_steps,
+    )
 
 
 class Slots:

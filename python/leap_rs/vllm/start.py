@@ -7,12 +7,16 @@ from typing import Any
 import vllm
 
 from leap_rs import __version__
-from leap_rs._leap import ConfigError, PromptFeatures
+from leap_rs._leap import ConfigError, LeapError, PromptFeatures
+from leap_rs.encoder.client import ClientSettings
+from leap_rs.encoder.source import EncoderInfo, inspect
 
 from .compat import LOG
 from .decoder import layer_number
-from .embedding import engine_number
+from .embedding import engine_number, load_table
+from .online import OnlineBrain
 from .options import LeapOptions
+from .reading import Reading
 from .recorder import Recorder
 from .settings import BrainSettings
 from .state import published
@@ -59,10 +63,38 @@ def settings_of(config: Any, options: LeapOptions) -> BrainSettings:
     )
 
 
-def recorder_of(options: LeapOptions, settings: BrainSettings, table: PromptFeatures | None) -> Recorder | None:
+def encoder_of(config: Any, options: LeapOptions) -> ClientSettings | None:
+    """What reads the text of prompts, if asked to; None, and a warning, where that cannot be: the server starts all the same."""
+    asked, model = options.encoder, config.model_config
+    if asked is None:
+        return None
+    if model.skip_tokenizer_init or not model.tokenizer:
+        LOG.warning("leap: no text readout: the served model has no tokenizer to read prompts with")
+        return None
+    try:
+        info = inspect(asked.model, asked.layer)
+    except LeapError as error:
+        LOG.warning("leap: no text readout: encoder: %s", error)
+        return None
+    return ClientSettings(info, str(model.tokenizer), asked.threads, asked.device)
+
+
+def brain_and_recorder(config: Any, options: LeapOptions) -> tuple[OnlineBrain, Recorder | None]:
+    """What predicts for this engine, and what writes down what it serves."""
+    settings, table = settings_of(config, options), load_table(config)
+    encoder = encoder_of(config, options)
+    recorder = recorder_of(options, settings, table, encoder.info if encoder is not None else None)
+    return OnlineBrain(settings, table, Reading(encoder, recorder)), recorder
+
+
+def recorder_of(
+    options: LeapOptions, settings: BrainSettings, table: PromptFeatures | None, encoder: EncoderInfo | None
+) -> Recorder | None:
     """What writes down what this engine serves, if asked to."""
     if options.record is None:
         return None
     source = f"served by vLLM {vllm.__version__}, recorded by leap-rs {__version__}"
     metadata = {"model": settings.model, "layer": settings.layer, "source": source}
-    return Recorder(options.record, settings.engine, metadata, table, options.record_every)
+    if encoder is not None:
+        metadata |= {"encoder": encoder.name, "encoder_layer": encoder.layer}
+    return Recorder(options.record, settings.engine, metadata, table, options.record_every, text=encoder is not None)

@@ -35,6 +35,9 @@ class Identity:
     max_tokens: int
     widths: Mapping[str, int]
     """Features of each readout, by its name."""
+    encoder: str | None = None
+    encoder_layer: int | None = None
+    """What the text readout reads, where there is one."""
     origin: str = "zero"
     """What learning started from."""
 

@@ -174,12 +174,16 @@ class WaitingQueue:
         self._queue = self._empty()
         self.armed = False
 
-    def rescore(self, requests: Iterable[Any] = (), *, everybody: bool = False) -> None:
-        """Gives `requests` new keys, and `everybody` a bounded number a step; those who do not wait here are left out."""
+    def rescore(self, requests: Iterable[Any] = (), fresh: Iterable[str] = (), *, everybody: bool = False) -> None:
+        """Gives `requests` new keys, and a bounded number a step of the `fresh` (by their ids) and, after them, of `everybody`.
+
+        Those who do not wait here are left out.
+        """
         if not self.armed:
             return
         if everybody:
             self._to_rescore = deque(self._entries)
+        self._to_rescore.extendleft(self._numbers[name] for name in fresh if name in self._numbers)
         numbers = [self._numbers[r.request_id] for r in requests if r.request_id in self._numbers]
         numbers += [self._to_rescore.popleft() for _ in range(min(RESCORED_A_STEP, len(self._to_rescore)))]
         for number in numbers:

@@ -51,7 +51,9 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def recorded(smollm: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def recorded(
+    smollm: Path, minilm: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Recorded:
     directory = tmp_path_factory.mktemp("record")
     prompts, out, parts = directory / "prompts.jsonl", directory / "trace.parquet", directory / "trace.parquet.parts"
     prompts.write_text(
@@ -63,7 +65,7 @@ def recorded(smollm: Path, environment: dict[str, str], tmp_path_factory: pytest
             str(smollm), str(prompts),
             "--out", str(to), "--max-tokens", str(MAX_TOKENS), "--max-model-len", str(MAX_MODEL_LEN), "--layer", str(LAYER),
             "--dtype", "float32", "--max-num-seqs", "8", "--engine-args", ENGINE,
-            "--save-every", str(SAVE_EVERY), "--seed", str(seed), "--json",
+            "--encoder", str(minilm), "--save-every", str(SAVE_EVERY), "--seed", str(seed), "--json",
         ]  # fmt: skip
 
     def command(to: Path, seed: int = 0) -> list[str]:
@@ -140,7 +142,16 @@ def test_features_are_transformers_own(
         assert likeness[LAYER - 1] < 0.999 > likeness[LAYER + 1]
     metadata = load(recorded.path).metadata
     assert metadata["layer"] == str(LAYER)
+    assert (metadata["encoder"], metadata["encoder_layer"]) == ("model", "4")
     assert metadata["sampling"] == f"temperature 1.0, top_p 1.0, max_tokens {MAX_TOKENS}, seed 0, chat template"
+
+
+def test_text_features_are_transformers_own(recorded: Recorded, minilm: Path, text_states: Callable[..., Any]) -> None:
+    """The mean over the tokens after 4 of 6 layers, of the user's words alone."""
+    rows = load(recorded.path).frame["text_features"].to_numpy().astype(np.float64)
+    for row, expected in zip(rows, text_states(minilm, TEXTS, 4), strict=True):
+        likeness = expected @ row / np.linalg.norm(expected, axis=-1) / np.linalg.norm(row)
+        assert likeness > 0.9999
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from aging_model import AgingModel, boosted
 from fake_setup import BLOCK, Job, Oracle, Setup, prompt_of
 from fake_worker import FakeEngine, Step
 
-from leap_rs._leap import RemainingTable
+from leap_rs._leap import DEFAULT_AGING, RemainingTable
 
 LEVERS = (
     ["queue"],
@@ -173,7 +173,7 @@ class Watch:
         self.checked: Counter[str] = Counter()
         leap = scenario.leap
         self.rate: float | None = leap.get("aging_rate")
-        self.clock = AgingModel(leap.get("aging", 2.0))
+        self.clock = AgingModel(leap.get("aging", DEFAULT_AGING))
         # What the clock showed at each arrival, and the mean length by then.
         self.arrivals: dict[str, tuple[float, float]] = {}
         self.ended: set[str] = set()

@@ -145,7 +145,7 @@ def test_the_comparison_sees_a_change_of_any_option() -> None:
     case = case_of("wait cap", ["queue", "slots", "evict"], asynchronous=True)
     engine = by_engine(case)
     assert case.leap is not None
-    for changed in ({"wait_cap_steps": 9}, {"decode_slots": 5}, {"aging_rate": 0.2}, {"evict_per_s": 2}):
+    for changed in ({"wait_cap_steps": 9}, {"decode_slots": 5}, {"aging_rate": 0.2}, {"evict_per_s": 0.1}):
         assert first_difference(engine, by_replayer(replace(case, leap={**case.leap, **changed}))) is not None
     for setup in (replace(case.setup, blocks=30), replace(case.setup, async_scheduling=False)):
         assert first_difference(engine, by_replayer(replace(case, setup=setup))) is not None

@@ -114,6 +114,12 @@ def check(vllm: ModuleType, scheduler: Any, request: Any) -> Engine:
     )
 
 
+def chooses_scheduler(config: Any) -> bool:
+    """Whether vLLM, left to itself, takes a scheduler made for the kind of model (from 0.32 on: diffusion models)."""
+    diffusion = getattr(config, "diffusion_config", None) is not None
+    return diffusion or bool(getattr(config.model_config, "is_diffusion", False))
+
+
 def seats(scheduler: Any) -> int:
     """Requests that may run at a time. Before 0.32 every seat of the model runner may be taken."""
     return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))

@@ -23,10 +23,10 @@ from .admission import Room
 from .brain import Brain, Watcher
 from .compat import LOG, Engine, check, lacks_adapter, seats
 from .metrics import OF_THE_SCHEDULER
-from .options import LeapOptions, given, parse
+from .options import LeapOptions
 from .order import Ranker
 from .slots import Plan, Slots, decoding, planner_of
-from .start import brain_and_recorder, prefills_only, refuse
+from .start import brain_and_recorder, checked, prefills_only
 from .waiting import WaitingQueue, first_by_urgency
 
 RequestQueue.register(WaitingQueue)
@@ -76,8 +76,7 @@ class _Levers:
         # All that can be refused is refused before vLLM opens anything.
         config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
         self._leap_engine: Engine = check(vllm, Scheduler, Request)
-        options = parse({"leap": given(config)}) or LeapOptions()
-        refuse(config, options)
+        options = checked(config)
         ends_early = prefills_only(config)
         if ends_early:
             LOG.info(

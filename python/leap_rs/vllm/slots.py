@@ -12,6 +12,7 @@ from typing import Any
 
 from leap_rs._leap import Planner
 
+from .compat import LOG
 from .options import LeapOptions
 from .order import Ranker
 
@@ -56,6 +57,8 @@ def decoding(running: Sequence[Any], max_model_len: int) -> list[Any]:
 def planner_of(scheduler: Any, options: LeapOptions) -> Planner:
     """What plans the steps of a scheduler of vLLM."""
     most = scheduler.max_num_running_reqs
+    if options.decode_slots is not None and options.decode_slots > most:
+        LOG.warning("leap: decode_slots %d is more than max_num_seqs %d, which holds", options.decode_slots, most)
     return Planner(
         slots=min(options.decode_slots or most, most),
         step_tokens=scheduler.max_num_scheduled_tokens,

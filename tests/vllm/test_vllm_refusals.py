@@ -1,0 +1,131 @@
+"""What is refused by vLLM's configuration alone, and that each of vLLM's processes is told before it loads a model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm.version")
+
+from fake_setup import Setup, config_of
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+from leap_rs import ConfigError
+from leap_rs.vllm import plugin
+from leap_rs.vllm.start import checked
+
+pytestmark = pytest.mark.vllm
+
+OURS = "leap_rs.vllm.LeapScheduler"
+
+
+def config(leap: object = None, **parallel: Any) -> Any:
+    """vLLM's configuration of a run with our scheduler."""
+    made = config_of(Setup())
+    made.additional_config = {"leap": {} if leap is None else leap}
+    made.scheduler_config.scheduler_cls = OURS
+    made.parallel_config = copy.copy(made.parallel_config)
+    for name, value in parallel.items():
+        setattr(made.parallel_config, name, value)
+    return made
+
+
+def refusal(made: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        checked(made)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_what_is_right_is_not_refused() -> None:
+    assert checked(config({"layer": 1, "levers": ["queue"]})).layer == 1
+
+
+@pytest.mark.parametrize("backend", ["external_launcher", ExecutorWithExternalLauncher])
+def test_ranks_that_each_schedule_for_themselves_are_refused(backend: Any) -> None:
+    assert "'external_launcher': every rank schedules for itself" in refusal(
+        config(distributed_executor_backend=backend)
+    )
+
+
+def test_a_layer_that_the_model_has_not_is_refused() -> None:
+    assert refusal(config({"layer": 2})).endswith("layer: expected 1 to 1 for a model of 2 decoder layers, got 2")
+
+
+def test_a_scheduler_that_vllm_would_have_chosen_by_the_model_is_not_replaced() -> None:
+    """vLLM itself chooses, where it is left to."""
+    diffusion = pytest.importorskip("vllm.config.diffusion")
+    made = config()
+    made.diffusion_config = diffusion.DiffusionConfig(canvas_length=8)
+    made.scheduler_config.scheduler_cls = None
+    made.__post_init__()
+    chosen = made.scheduler_config.get_scheduler_cls()
+    assert chosen not in (Scheduler, AsyncScheduler)
+    made.scheduler_config.scheduler_cls = OURS
+    assert "a scheduler of its own for diffusion models" in refusal(made)
+
+
+class ReachedError(Exception):
+    """What comes after the refusal has begun."""
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own classes with the plugin; what they would do next says that it was reached."""
+
+    def reached(*_: Any, **__: Any) -> None:
+        raise ReachedError
+
+    for owner, name in (
+        (Executor, "__init__"),
+        (WorkerWrapperBase, "init_device"),
+        (EngineArgs, "create_engine_config"),
+    ):
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, getattr(original, "__wrapped__", original))
+    monkeypatch.setattr(Executor, "__init__", reached)
+    monkeypatch.setattr(WorkerWrapperBase, "init_device", reached)
+    monkeypatch.setattr(EngineArgs, "create_engine_config", lambda self: self)
+    plugin.register()
+
+
+WRONG = [
+    (lambda: config({"levers": ["all"]}), "additional_config: leap: levers: unknown lever 'all'"),
+    (lambda: config("queue"), "additional_config: leap: expected an object"),
+    (lambda: config(distributed_executor_backend="external_launcher"), "every rank schedules for itself"),
+    (lambda: config(enable_dbo=True), "microbatches"),
+]
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(("make", "line"), WRONG, ids=[line for _, line in WRONG])
+def test_each_process_refuses_before_it_goes_on(make: Any, line: str) -> None:
+    made = make()
+    worker = WorkerWrapperBase.__new__(WorkerWrapperBase)
+    worker.vllm_config = made
+    steps = [
+        lambda: EngineArgs.create_engine_config(made),
+        lambda: Executor.__init__(object(), made),
+        worker.init_device,
+    ]
+    for step in steps:
+        with pytest.raises(ConfigError, match=line):
+            step()
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_run_that_does_not_ask_is_not_looked_at() -> None:
+    stock = config(distributed_executor_backend="external_launcher", enable_dbo=True)
+    stock.additional_config = {}
+    stock.scheduler_config.scheduler_cls = None
+    assert EngineArgs.create_engine_config(stock) is stock
+    with pytest.raises(ReachedError):
+        Executor.__init__(object(), stock)

@@ -21,7 +21,7 @@ from leap_rs._leap import Evictor
 
 from .admission import Room
 from .brain import Brain, Watcher
-from .compat import LOG, Engine, check, lacks_adapter, seats
+from .compat import LOG, Engine, check, lacks_adapter, paused, seats
 from .metrics import OF_THE_SCHEDULER
 from .options import LeapOptions
 from .order import Ranker
@@ -204,7 +204,8 @@ class _Levers:
         self._leap_drifting = [
             r for r in drifting if r.status == RequestStatus.PREEMPTED and getattr(r, "num_in_flight_tokens", 0) > 0
         ]
-        evicted = self._leap_evict(now) if self.leap_options.has("evict") else []
+        # Who gave way in a paused engine would not be let in again: a pause that waits for those inside would miss it.
+        evicted = self._leap_evict(now) if self.leap_options.has("evict") and not paused(self) else []
         plan = self._leap_plan() if self.leap_options.has("slots") else None
         output = self._leap_run(plan.gated if plan is not None else [], evicted, args, kwargs)
         if plan is not None:

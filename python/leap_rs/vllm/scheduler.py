@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import vllm
@@ -25,7 +25,7 @@ from .compat import LOG, Engine, check, lacks_adapter, paused, seats
 from .metrics import OF_THE_SCHEDULER
 from .options import LeapOptions
 from .order import Ranker
-from .slots import Plan, Slots, decoding, planner_of
+from .slots import Plan, Slots, decoding, drafts_by_row, forget_drafts, next_step, pass_over, planner_of
 from .start import brain_and_recorder, checked, prefills_only
 from .waiting import WaitingQueue, first_by_urgency
 
@@ -63,7 +63,6 @@ class _Levers:
     max_model_len: int
     max_num_running_reqs: int
     max_num_scheduled_tokens: int
-    current_step: int
     prev_step_scheduled_req_ids: set[str]
 
     def __init__(
@@ -106,6 +105,7 @@ class _Levers:
         self._leap_shown: tuple[float, ...] = (0,) * len(OF_THE_SCHEDULER)
         planner = planner_of(self, options)
         self.leap_slots = Slots(self.leap, planner, self.max_model_len, adapters=bool(self.lora_config))
+        self._leap_drafts_by_row = drafts_by_row(self)
         self.leap_evict = Evictor(options.evict_factor, options.evict_per_s)
         self.leap_queues: tuple[WaitingQueue, ...] = ()
         self._leap_preempted: set[str] = set()
@@ -194,6 +194,8 @@ class _Levers:
 
     def _leap_step(self, now: float, fresh: Sequence[str], args: Any, kwargs: Any) -> Any:
         drifting, self._leap_drifting = self._leap_drifting, []
+        if self._leap_drafts_by_row and (self._leap_armed or self._leap_settling):
+            forget_drafts(self.running, self.prev_step_scheduled_req_ids)
         if not self._leap_armed:
             return self._leap_run([], [], args, kwargs) if not self._leap_settling else self._leap_settle(args, kwargs)
         version = self.leap.version
@@ -217,7 +219,7 @@ class _Levers:
 
     def _leap_run(self, gated: list[Any], evicted: list[Any], args: Any, kwargs: Any) -> Any:
         """Runs vLLM's own step, in which it passes over `gated`; `evicted` come back into the queue after it."""
-        held = self._leap_gate(gated)
+        held = pass_over(gated, next_step(self), by_step=self._leap_engine.gate_by_step)
         room = self.leap_room
         if room is not None:
             room.begin()
@@ -252,7 +254,7 @@ class _Levers:
 
     def _leap_settle(self, args: Any, kwargs: Any) -> Any:
         """A step after disarming: the first, and as long as those once gated bring more adapters than a step may have."""
-        apart = self.leap_slots.settle(self.running)
+        apart = self.leap_slots.settle(self.running, next_step(self))
         self._leap_settling = bool(apart)
         return self._leap_run(apart, [], args, kwargs)
 
@@ -270,23 +272,9 @@ class _Levers:
         LOG.info("leap: %s", "armed: the order follows predicted lengths" if armed else "first come first served")
 
     def _leap_plan(self) -> Plan:
-        plan = self.leap_slots.plan(self.running, self._leap_free_blocks())
+        plan = self.leap_slots.plan(self.running, self._leap_free_blocks(), next_step(self))
         self.running[:] = plan.order
         return plan
-
-    def _leap_gate(self, gated: Iterable[Any]) -> list[tuple[Any, int]]:
-        """Makes vLLM pass over requests in the next step; returns what has to be taken back after it."""
-        held = []
-        for request in gated:
-            if self._leap_engine.gate_by_step:
-                # The step to come is current_step + 1.
-                after = self.current_step + 2
-                request.next_decode_eligible_step = max(request.next_decode_eligible_step, after)
-            else:
-                left = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
-                request.num_computed_tokens += left
-                held.append((request, left))
-        return held
 
     def _leap_free_blocks(self) -> int:
         return int(self.kv_cache_manager.block_pool.get_num_free_blocks())
@@ -336,7 +324,7 @@ class _Levers:
         head = self._leap_first() if self._leap_blocked is not None and self.leap_evict.ready(now) else None
         if head is None or head.request_id != self._leap_blocked:
             return []
-        residents = decoding(self.running, self.max_model_len)
+        residents = decoding(self.running, self.max_model_len, next_step(self))
         indices = self.leap_evict.victims(
             [(self.leap.key(r), self.leap.live(r).number, self._leap_own_blocks(r)) for r in residents],
             key=self.leap.key(head),

@@ -81,6 +81,7 @@ def test_it_hides_nothing_of_vllms_but_what_it_means_to() -> None:
         "_preempt_request",
         "_free_request",
         "finish_requests",
+        "reset_prefix_cache",
     }
     assert all(
         name.startswith("_leap") or name == "_select_waiting_queue_for_scheduling" for name in methods - replaced
@@ -239,6 +240,22 @@ def test_nobody_gives_way_in_a_paused_engine(async_scheduling: bool) -> None:
     engine.scheduler.set_pause_state(state.UNPAUSED)
     engine.run([])
     engine.check_end()
+
+
+@BOTH
+def test_a_reset_for_new_weights_is_no_sign_of_short_memory(async_scheduling: bool) -> None:
+    jobs = jobs_of([60, 60, 60])
+    leap = {"mode": "armed", "levers": ["queue", "admission"]}
+    engine = FakeEngine(Setup(async_scheduling=async_scheduling, leap=leap), Oracle(jobs))
+
+    def reset(engine: FakeEngine, step: Step) -> None:
+        if step.now == 20.0:
+            assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    engine.run(jobs, watch=reset)
+    engine.check_end()
+    assert sum(len(step.admitted) for step in engine.outcome.steps) == 6
+    assert engine.scheduler.leap_recomputed_tokens == 0
 
 
 def test_a_request_is_overtaken_only_within_the_bound_of_aging() -> None:

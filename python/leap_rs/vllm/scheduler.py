@@ -170,6 +170,14 @@ class _Levers:
             self.leap.save()
         return finished
 
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
+        # Those who lose their blocks here do so for new weights and not for want of memory, which admission learns from.
+        short, self._leap_evicting = set(self._leap_preempted), True
+        try:
+            return super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._leap_preempted, self._leap_evicting = short, False
+
     def shutdown(self) -> None:
         self.leap.close()
         super().shutdown()  # type: ignore[misc]

@@ -155,6 +155,9 @@ def config_of(setup: Setup) -> VllmConfig:
     if setup.pipeline > 1:
         config.parallel_config = copy.copy(base.parallel_config)
         config.parallel_config.pipeline_parallel_size = setup.pipeline
+        # Two a rank.
+        config.model_config.hf_text_config = copy.copy(base.model_config.hf_text_config)
+        config.model_config.hf_text_config.num_hidden_layers = 2 * setup.pipeline
     if setup.remote_kv_s is not None:
         config.scheduler_config.disable_hybrid_kv_cache_manager = True
         config.kv_transfer_config = KVTransferConfig(

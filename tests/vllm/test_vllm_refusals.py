@@ -60,6 +60,26 @@ def test_a_layer_that_the_model_has_not_is_refused() -> None:
     assert refusal(config({"layer": 2})).endswith("layer: expected 1 to 1 for a model of 2 decoder layers, got 2")
 
 
+@pytest.mark.parametrize(("layer", "refused"), [(20, True), (21, True), (22, False), (23, False), (None, True)])
+def test_a_layer_of_another_rank_of_a_pipeline_is_refused(layer: int | None, refused: bool) -> None:
+    """Of 24 layers the last of eight ranks has 21, 22 and 23, counted from 0; 5/6 of the depth is 20."""
+    made = config({} if layer is None else {"layer": layer}, pipeline_parallel_size=8)
+    made.model_config = copy.copy(made.model_config)
+    made.model_config.hf_text_config = copy.copy(made.model_config.hf_text_config)
+    made.model_config.hf_text_config.num_hidden_layers = 24
+    if refused:
+        assert f"layer {layer or 20} is not on the pipeline's last rank" in refusal(made)
+        assert refusal(made).endswith("choose 22 to 23")
+    else:
+        checked(made)
+
+
+def test_a_rank_with_one_layer_has_none_to_read() -> None:
+    assert refusal(config(pipeline_parallel_size=2)).endswith(
+        "last rank, which answers the scheduler, and has no two of them"
+    )
+
+
 def test_a_scheduler_that_vllm_would_have_chosen_by_the_model_is_not_replaced() -> None:
     """vLLM itself chooses, where it is left to."""
     diffusion = pytest.importorskip("vllm.config.diffusion")

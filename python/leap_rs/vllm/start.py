@@ -12,7 +12,7 @@ from leap_rs.encoder.client import ClientSettings
 from leap_rs.encoder.source import EncoderInfo, inspect
 
 from .compat import LOG, chooses_scheduler
-from .decoder import layer_number
+from .decoder import check_last_rank, layer_number
 from .embedding import engine_number, load_table
 from .online import OnlineBrain
 from .options import LeapOptions, given, parse
@@ -59,7 +59,17 @@ def refuse(config: Any, options: LeapOptions) -> None:
         raise ConfigError(f"additional_config: leap: record: {options.record} is a file, and parts need a directory")
     if options.has("evict") and config.kv_transfer_config is not None:
         raise ConfigError("additional_config: leap: levers: evict cannot be used with a KV connector")
-    layer_number(config.model_config.hf_text_config.num_hidden_layers, options.layer)
+    _check_layer(config, options)
+
+
+def _check_layer(config: Any, options: LeapOptions) -> None:
+    depth = config.model_config.hf_text_config.num_hidden_layers
+    number, ranks = layer_number(depth, options.layer), config.parallel_config.pipeline_parallel_size
+    if ranks > 1:
+        from vllm.distributed.utils import get_pp_indices
+
+        first, _ = get_pp_indices(depth, ranks - 1, ranks)
+        check_last_rank(number, first, depth)
 
 
 def prefills_only(config: Any) -> bool:

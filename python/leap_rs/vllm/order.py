@@ -1,6 +1,6 @@
 """What the core makes the keys of live requests of: remaining length, average KV cache, the aging clock at arrival.
 
-One place that asks the brain. Whatever it answers, and if it fails, the engine goes on: a failure disarms for good.
+One place that asks the brain. Whatever it answers, and if it fails, the engine goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from leap_rs._leap import RemainingTable, static_key
 
 from .brain import Brain, Reason
-from .compat import LOG
+from .guard import Guard
 from .metrics import MetricsWriter
 from .options import LeapOptions
 from .recorder import Recorder
@@ -78,7 +78,12 @@ class Ranker:
         self._table: Callable[[str], RemainingTable | None] | None = getattr(brain, "table", None)
         self._fresh: Callable[[], Sequence[str]] | None = getattr(brain, "fresh", None)
         self.metrics: MetricsWriter | None = getattr(brain, "metrics", None)
-        self.fault: str | None = None
+        self.guard: Guard = getattr(brain, "guard", None) or Guard(self.metrics)
+
+    @property
+    def fault(self) -> str | None:
+        """The first fault of anything that is the plugin's."""
+        return self.guard.fault
 
     @property
     def armed(self) -> bool:
@@ -154,8 +159,14 @@ class Ranker:
     def close(self) -> None:
         """Shuts the recorder and the brain down."""
         if self._recorder is not None:
-            self._recorder.close()
-        self._ask(self._brain.close, None)
+            self.guard.always(self._recorder.close)
+        self.guard.always(self._brain.close)
+
+    def give_up(self) -> None:
+        """Keeps nothing of any request, after a fault."""
+        self._live.clear()
+        if self._recorder is not None:
+            self._recorder.no_more()
 
     def live(self, request: Any) -> Live:
         """What is kept of a request; one that came in by no door of ours is taken in now."""
@@ -222,15 +233,7 @@ class Ranker:
         )
 
     def _ask(self, call: Callable[[], Any], otherwise: Any) -> Any:
-        if self.fault is not None:
-            return otherwise
-        try:
-            return call()
-        except Exception as error:
-            # Serving matters more than ordering: from here on the engine is stock vLLM.
-            self.fault = f"{type(error).__name__}: {error}"
-            LOG.exception("leap: prediction failed, so the order is first come first served from now on")
-            return otherwise
+        return self.guard.call(call, otherwise=otherwise)
 
 
 def generated(request: Any, live: Live) -> int:

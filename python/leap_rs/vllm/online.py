@@ -204,7 +204,7 @@ class OnlineBrain:
             self.metrics.close()
 
     def learned(self) -> str:
-        """What was learned before this engine began to serve, in a line."""
+        """What has been learned, in a line."""
         return f"learned before: {self._finished} labels; {told(self._judges)}"
 
     def table(self, request_id: str) -> RemainingTable | None:

@@ -41,6 +41,8 @@ class Live:
     """Output tokens that it has once the steps are done that were under way when it was preempted."""
     row: Any = None
     """Its hidden state, where what is served is recorded."""
+    session: bool = False
+    """Whether its input came in turns."""
 
 
 class Rank(NamedTuple):
@@ -110,8 +112,10 @@ class Ranker:
         """Takes a request in."""
         now = self.now()
         aged, mean_tokens = self.aging.arrival(now)
-        self._live[request.request_id] = Live(self._arrived, now, aged, mean_tokens, now)
+        self._live[request.request_id] = Live(self._arrived, now, aged, mean_tokens, now, session=session(request))
         self._arrived += 1
+        if session(request):
+            return
         sampling = request.sampling_params
         self._ask(
             lambda: self._brain.arrived(
@@ -142,7 +146,7 @@ class Ranker:
     def finished(self, request: Any) -> int | None:
         """Lets a request go; returns its length, where it has one."""
         live = self._live.pop(request.request_id, None)
-        if live is None:
+        if live is None or live.session:
             return None
         reason = _reason(request) if self._labels else "error"
         length = int(request.num_output_tokens) if reason in ("stop", "length") and request.num_output_tokens else None
@@ -234,6 +238,14 @@ class Ranker:
 
     def _ask(self, call: Callable[[], Any], otherwise: Any) -> Any:
         return self.guard.call(call, otherwise=otherwise)
+
+
+def session(request: Any) -> bool:
+    """Whether its input comes in turns, each with an answer of its own: it has no one length, and nothing is learned of it.
+
+    vLLM counts the tokens of the last turn alone, and answers each before it knows what is still to come.
+    """
+    return bool(getattr(request, "resumable", False))
 
 
 def generated(request: Any, live: Live) -> int:

@@ -27,7 +27,7 @@ from .guarded import GuardedQueue, Step, let_go
 from .metrics import OF_THE_SCHEDULER, show_given_up
 from .online import OnlineBrain
 from .options import LeapOptions
-from .order import Ranker
+from .order import Ranker, session
 from .slots import Plan, Slots, apart, drafts_by_row, forget_drafts, next_step, pass_over, planner_of
 from .start import brain_and_recorder, checked, prefills_only
 from .waiting import first_by_urgency
@@ -168,7 +168,8 @@ class _Levers(Evicting):
     def _leap_came(self, request: Any) -> None:
         if request.request_id not in self.requests:
             self.leap.arrived(request)
-            self._leap_unread.add(request.request_id)
+            if not session(request):
+                self._leap_unread.add(request.request_id)
 
     def _leap_read(self, model_runner_output: Any) -> None:
         for request_id, row in (getattr(model_runner_output, "leap_rows", None) or {}).items():

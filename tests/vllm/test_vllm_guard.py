@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from leap_rs.vllm import scheduler
 from leap_rs.vllm.admission import Room
 from leap_rs.vllm.evicting import Evicting
 from leap_rs.vllm.metrics import MetricsWriter
+from leap_rs.vllm.online import OnlineBrain
 from leap_rs.vllm.order import Ranker
+from leap_rs.vllm.settings import BrainSettings
 from leap_rs.vllm.slots import Slots
 from leap_rs.vllm.waiting import WaitingQueue
 
@@ -167,3 +170,51 @@ def test_a_fault_anywhere_is_told_once_and_vllm_serves_on(
         assert not engine.scheduler.leap._live
         assert not engine.scheduler.leap_room._inside
     assert failed
+
+
+BRAIN = [
+    "arrived",
+    "state",
+    "finished",
+    "remaining_key",
+    "mean_remaining",
+    "fresh",
+    "table",
+    "_predict",
+    "save",
+    "settle",
+]
+THREAD = ["_turn", "_read", "_learn", "_renew", "_save", "_publish", "_trust"]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", [*BRAIN, *THREAD])
+def test_a_fault_anywhere_in_the_brain_is_told_once_and_vllm_serves_on(
+    name: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = busy()
+    settings = BrainSettings("m", width=1, mode="armed", metrics_dir=tmp_path, state_dir=tmp_path / "state")
+    brain = OnlineBrain(settings)
+    leap = {"mode": "armed", "levers": ALL, "decode_slots": 4, "evict_factor": 1.0, "evict_per_s": 100.0}
+    fault = Fault(getattr(OnlineBrain, name), 3 if name in BRAIN and name not in ("save", "settle") else 0, late=late)
+    with monkeypatch.context() as patch:
+        patch.setattr(OnlineBrain, name, fault)
+        # Here, since the ranker looks some of them up when it is made.
+        engine = FakeEngine(replace(BUSY, leap=leap), brain)
+        engine.run(jobs)
+        engine.check_end()
+        engine.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+        brain.settle()
+    assert fault.failed == 1
+    engine.run([replace(job, name=f"more-{job.name}", arrival_s=0.0, abort_s=None, grammar_s=None) for job in busy(1)])
+    engine.check_end()
+    told = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(told) == 1
+    assert brain.metrics.get("faults") == 1
+    assert brain.fault == "RuntimeError: a fault"
+    assert (brain.metrics.get("mode", "shadow"), brain.metrics.get("armed_readout", "prompt")) == (1, 0)
+    assert not engine.scheduler.leap._live
+    assert not brain._live
+    assert not brain._done
+    engine.scheduler.leap.close()
+    assert not brain._thread.is_alive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -39,9 +40,11 @@ class Guard:
             if self.fault is not None:
                 return
             self.fault = f"{type(error).__name__}: {error}"
-        LOG.error(
-            "leap: a fault of the plugin: from now on the order is first come first served and nothing is learned",
-            exc_info=error,
-        )
         if self._metrics is not None:
             self._metrics.add("faults")
+        # Not even a handler of the log that fails may end what is guarded.
+        with contextlib.suppress(Exception):
+            LOG.error(
+                "leap: a fault of the plugin: from now on the order is first come first served and nothing is learned",
+                exc_info=error,
+            )

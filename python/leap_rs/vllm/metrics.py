@@ -65,9 +65,11 @@ METRICS = (
     _by_readout("absolute_error_tokens", "histogram", "|Predicted - actual| output tokens of labels.", *_TOKENS),
     _by_readout("rank_correlation", "gauge", "Spearman's rank correlation over the window; NaN while undefined."),
     Metric("labels", "counter", "Finished engine requests by what they say of lengths.", "kind", LABEL_KINDS),
+    Metric("nothing_to_learn", "gauge", "1 while none of the last 500 requests that finished is a label, else 0."),
     _by_readout("dropped_labels", "counter", "Labels that found the learner's queue full."),
     _by_readout("refused_rows", "counter", "Feature rows that could not be used (NaN, infinite, of another width)."),
     _by_readout("updates", "counter", "Updates of a readout by finished requests, those of a resumed state included."),
+    Metric("faults", "counter", "Faults of the plugin: after the first one the schedule is vLLM's own for good."),
     _by_readout("armed_readout", "gauge", "1 where the schedule may follow a readout, else 0."),
     Metric("mode", "gauge", "1 for the mode in force: shadow is vLLM's own order.", "mode", ("shadow", "armed")),
     Metric("readout_version", "gauge", "Times that the predictions of live requests were renewed."),
@@ -179,6 +181,14 @@ class Reading:
         """Each metric with each value of its label and its numbers."""
         for metric, value, at in _places(self.metrics):
             yield metric, value, self.values[at : at + metric.width]
+
+
+def show_given_up(metrics: MetricsWriter) -> None:
+    """What the scheduler shows after a fault: vLLM's own order, and nobody held back."""
+    metrics.set("mode", 1.0, "shadow")
+    metrics.set("mode", 0.0, "armed")
+    metrics.set("gated_requests", 0.0)
+    metrics.set("blocked_requests", 0.0)
 
 
 def read(path: Path) -> Reading | None:

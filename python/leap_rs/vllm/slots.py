@@ -61,17 +61,28 @@ def decoding(running: Sequence[Any], max_model_len: int, step: int) -> list[Any]
     return [request for request, kind in zip(running, kinds, strict=True) if kind == DECODING]
 
 
-def pass_over(gated: Iterable[Any], step: int, *, by_step: bool) -> list[tuple[Any, int]]:
-    """Makes vLLM pass over requests in the step to come; returns what has to be taken back after it."""
-    held = []
+def pass_over(gated: Iterable[Any], step: int, held: list[tuple[Any, int]], *, by_step: bool) -> None:
+    """Makes vLLM pass over requests in the step to come; adds to `held` what has to be taken back after it."""
     for request in gated:
         if by_step:
             request.next_decode_eligible_step = max(request.next_decode_eligible_step, step + 1)
         else:
             left = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
-            request.num_computed_tokens += left
             held.append((request, left))
-    return held
+            request.num_computed_tokens += left
+
+
+def apart(running: Iterable[Any], most: int) -> list[Any]:
+    """Residents of more adapters than a step may have, the first of them left out: without the planner, and without keys."""
+    inside: set[int] = set()
+    found = []
+    for request in running:
+        adapter = _adapter(request)
+        if adapter is None or adapter in inside or len(inside) < most:
+            inside |= set() if adapter is None else {adapter}
+        else:
+            found.append(request)
+    return found
 
 
 def drafts_by_row(scheduler: Any) -> bool:

@@ -138,22 +138,50 @@ class Embedding:
     def parameters(self) -> Any:
         return iter([self.table])
 
+    def modules(self) -> Any:
+        return iter([])
+
     def embed_input_ids(self, ids: Any) -> Any:
         self.asked += len(ids)
         return self.table[ids] * 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_worker_writes_what_numpy_projects(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_writes_what_numpy_projects(dtype: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(embedding, "_BATCH", 7)
     table = torch.arange(60, dtype=torch.float32).reshape(20, 3).to(getattr(torch, dtype))
     model = Embedding(table)
-    embedding.write_table(model, 20, tmp_path / "table")
+    embedding.write_table(model, 20, tmp_path / "table", 7)
     expected = PromptFeatures(table.float().numpy() * 2).pool(np.arange(20))
     np.testing.assert_allclose(PromptFeatures.load(tmp_path / "table").pool(np.arange(20)), expected, rtol=1e-3)
-    embedding.write_table(model, 20, None)
+    embedding.write_table(model, 20, None, 7)
     assert model.asked == 40
+
+
+@pytest.mark.vllm
+def test_the_table_of_a_model_with_adapters_is_that_of_its_own_embedding(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    layers = pytest.importorskip("vllm.lora.layers")
+    base = torch.nn.Embedding(20, 3)
+
+    class Model(torch.nn.Module):
+        """Wrapped by vLLM's own class, with no mapping of tokens to adapters yet."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed_tokens = layers.VocabParallelEmbeddingWithLoRA(base)
+            self.most = 0
+
+        def embed_input_ids(self, ids: Any) -> Any:
+            self.most = max(self.most, len(ids))
+            return self.embed_tokens(ids) * 2
+
+    model = Model()
+    embedding.write_table(model, 20, tmp_path / "table", 6)
+    expected = PromptFeatures(base.weight.detach().numpy() * 2).pool(np.arange(20))
+    np.testing.assert_allclose(PromptFeatures.load(tmp_path / "table").pool(np.arange(20)), expected, rtol=1e-3)
+    assert model.most == 6
+    assert "forward" not in vars(model.embed_tokens)
 
 
 def test_a_table_that_cannot_be_written_is_a_warning(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,22 +44,39 @@ def table_path(vllm_config: Any) -> Path:
     return directory / f"embedding-{vllm_config.instance_id}-{engine_number(vllm_config)}"
 
 
-def write_table(model: nn.Module, vocabulary: int, path: Path | None) -> None:
+@contextmanager
+def _without_adapters(model: nn.Module) -> Iterator[None]:
+    """Has wrapped layers answer as the layers that they wrap.
+
+    A wrapper for LoRA looks up which adapter each token of a step belongs to, and before the first step nobody has said.
+    """
+    wrappers = [module for module in model.modules() if hasattr(module, "base_layer")]
+    for wrapper in wrappers:
+        wrapper.forward = wrapper.base_layer.forward
+    try:
+        yield
+    finally:
+        for wrapper in wrappers:
+            del wrapper.forward
+
+
+def write_table(model: nn.Module, vocabulary: int, path: Path | None, budget: int = _BATCH) -> None:
     """Projects a loaded model's input embeddings and writes the table.
 
     Args:
         model: The text model.
         vocabulary: Tokens that it knows.
         path: The file. None on the ranks that only take part in looking up a sharded table.
+        budget: The most tokens that a step can have, and so the most that the model's buffers are made for.
     """
     import torch
 
     embed = getattr(model, "embed_input_ids", None) or model.get_input_embeddings
     device = next(model.parameters()).device
-    parts = []
-    with torch.inference_mode():
-        for start in range(0, vocabulary, _BATCH):
-            ids = torch.arange(start, min(start + _BATCH, vocabulary), device=device)
+    parts, size = [], min(budget, _BATCH)
+    with torch.inference_mode(), _without_adapters(model):
+        for start in range(0, vocabulary, size):
+            ids = torch.arange(start, min(start + size, vocabulary), device=device)
             part = embed(ids)
             if path is not None:
                 parts.append(part.cpu())

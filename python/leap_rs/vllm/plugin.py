@@ -168,7 +168,8 @@ def tap_model(runner: Any, vllm_config: Any) -> None:
     answers = get_tensor_model_parallel_rank() == 0
     if get_pp_group().is_first_rank:
         path = table_path(vllm_config) if answers else None
-        write_table(language_model(model), model_config.get_vocab_size(), path)
+        budget = vllm_config.scheduler_config.max_num_batched_tokens
+        write_table(language_model(model), model_config.get_vocab_size(), path, budget)
     site = find_site(model, depth, (_options(vllm_config) or {}).get("layer"))
     if site is None:
         return

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leap_rs import ConfigError, PromptFeatures
+from leap_rs import ConfigError, LeapError, PromptFeatures
 from leap_rs.vllm import embedding, plugin
 from leap_rs.vllm.options import given
 
@@ -117,16 +118,42 @@ def test_a_broken_table_is_a_warning(directory: Path, log: pytest.LogCaptureFixt
     assert "no prompt features but the length" in log.text
 
 
-def test_a_directory_that_others_can_write_is_refused(directory: Path) -> None:
-    path = embedding.table_path(config())
-    path.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match="only this user can write"):
+def _open_to_all(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+def _of_another(path: Path) -> None:
+    path.mkdir()
+    try:
+        os.chown(path, os.getuid() + 1, -1)
+    except PermissionError:
+        pytest.skip("only root can give a directory away")
+
+
+def _link(path: Path) -> None:
+    (path.parent / "elsewhere").mkdir(mode=0o700)
+    path.symlink_to(path.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("spoil", [_open_to_all, _of_another, _link, Path.touch])
+def test_a_place_that_is_not_ours_costs_the_table_alone(
+    directory: Path, log: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
+) -> None:
+    spoil(directory / f"leap-rs-{os.getuid()}")
+    with pytest.raises(LeapError, match=f"leap-rs-{os.getuid()}: (is not a directory that only|cannot be made)"):
         embedding.table_path(config())
-    path.parent.chmod(0o700)
-    path.parent.rename(directory / "elsewhere")
-    path.parent.symlink_to(directory / "elsewhere")
-    with pytest.raises(ConfigError, match="only this user can write"):
-        embedding.table_path(config())
+    assert embedding.load_table(config()) is None
+    # Once for each of the two handlers that may be there.
+    (message,) = {record.getMessage() for record in log.records}
+    assert message.startswith("leap: no prompt features but the length: ")
+
+
+def test_without_any_place_the_table_is_missing(monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture) -> None:
+    # Nobody can make anything there, root neither.
+    monkeypatch.setattr("tempfile.tempdir", "/proc")
+    assert embedding.load_table(config()) is None
+    assert "no prompt features but the length: /proc/leap-rs-" in log.text
 
 
 class Embedding:

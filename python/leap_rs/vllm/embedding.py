@@ -7,17 +7,17 @@ code of its own. The scheduler maps the file and removes its name at once: nothi
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from leap_rs._leap import ConfigError, LeapError, PromptFeatures
+from leap_rs._leap import LeapError, PromptFeatures
+
+from .places import place
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,13 +35,12 @@ def engine_number(vllm_config: Any) -> int:
 
 
 def table_path(vllm_config: Any) -> Path:
-    """Where the worker and the scheduler of one engine meet; in a directory that only this user can write."""
-    directory = Path(tempfile.gettempdir()) / f"leap-rs-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    status = directory.lstat()
-    if directory.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise ConfigError(f"{directory}: is not a directory that only this user can write; remove it or set TMPDIR")
-    return directory / f"embedding-{vllm_config.instance_id}-{engine_number(vllm_config)}"
+    """Where the worker and the scheduler of one engine meet.
+
+    Raises:
+        LeapError: There is no such place.
+    """
+    return place() / f"embedding-{vllm_config.instance_id}-{engine_number(vllm_config)}"
 
 
 @contextmanager
@@ -88,20 +87,23 @@ def write_table(model: nn.Module, vocabulary: int, path: Path | None, budget: in
     try:
         PromptFeatures(array).save(path)
     except LeapError as error:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         LOG.warning("leap: no prompt features but the length: %s", error)
 
 
 def load_table(vllm_config: Any) -> PromptFeatures | None:
     """The table that this engine's worker wrote, mapped; None, and a warning, where there is none."""
-    path = table_path(vllm_config)
     try:
-        return PromptFeatures.load(path)
+        path = table_path(vllm_config)
+        try:
+            return PromptFeatures.load(path)
+        finally:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
     except LeapError as error:
         LOG.warning("leap: no prompt features but the length: %s", error)
         return None
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def prompt_width(prompt_features: PromptFeatures | None) -> int:

@@ -6,10 +6,11 @@ import threading
 
 import numpy as np
 import pytest
+from fake_encoder import FakeEncoder
 from traffic import Brains, Traffic, stream
 
 from leap_rs._leap import Learner, OnlineReadout, PromptFeatures
-from leap_rs.vllm.online import OnlineBrain
+from leap_rs.vllm.online import LONG, OnlineBrain
 from leap_rs.vllm.readouts import LearnSettings
 from leap_rs.vllm.settings import BrainSettings
 
@@ -70,6 +71,28 @@ def test_a_fault_of_the_brains_thread_disarms_and_shows_it(
     assert not brain.armed
     assert brain.metrics.get("armed_readout", "state") == brain.metrics.get("armed_readout", "prompt") == 0
     assert "learning has stopped" in caplog.text
+
+
+def test_after_a_fault_nothing_is_kept_of_what_is_served_on(real: Traffic, brains: Brains) -> None:
+    encoder = FakeEncoder(lambda _: np.ones(8))
+    reading = encoder.reading(8)
+    brain = brains(real, mode="armed", reading=reading)
+    brain.arrived("early", [5], 60, 0, False)
+    brain.arrived("odd", [5], 60, 0, False)
+    brain.finished("odd", "stop", "many")  # type: ignore[arg-type]
+    brain.settle()
+    assert brain.fault is not None
+    # What was asked for before comes after.
+    encoder.deliver("early")
+    for i in range(100):
+        brain.arrived(f"r{i}", [i] * (LONG + 1 if i % 2 else 1), 60, 0, False)
+        brain.state(f"r{i}", real.state[i])
+        brain.finished(f"r{i}", "stop", 5)
+    brain.finished("early", "stop", 5)
+    kept = (brain._live, brain._done, brain._long, brain._predicted, brain._fresh, reading._rows)
+    assert [len(part) for part in kept] == [0] * len(kept)
+    brain.close()
+    assert encoder.closed
 
 
 def test_the_scheduler_waits_for_nobody(real: Traffic, brains: Brains) -> None:

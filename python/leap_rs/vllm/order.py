@@ -155,7 +155,11 @@ class Ranker:
         """Shuts the recorder and the brain down."""
         if self._recorder is not None:
             self._recorder.close()
-        self._ask(self._brain.close, None)
+        try:
+            # Also where prediction has failed: it has a process and threads, and has learned something.
+            self._brain.close()
+        except Exception:
+            LOG.exception("leap: the brain was not shut down as it should be")
 
     def live(self, request: Any) -> Live:
         """What is kept of a request; one that came in by no door of ours is taken in now."""

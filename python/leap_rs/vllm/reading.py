@@ -23,6 +23,9 @@ from .recorder import Recorder
 
 Row = npt.NDArray[np.float32]
 
+MOST_ROWS = 4096
+"""Rows that may wait for the brain: memory stays bounded where its thread hangs on a disk."""
+
 
 class Reading:
     """The text encoder of an engine, which may have none. No call waits for it.
@@ -45,7 +48,7 @@ class Reading:
         self._recorder = recorder
         self._make = client
         self._client: EncoderClient | None = None
-        self._rows: deque[tuple[str, Row]] = deque()
+        self._rows: deque[tuple[str, Row]] = deque(maxlen=MOST_ROWS)
 
     @property
     def info(self) -> EncoderInfo | None:
@@ -74,6 +77,10 @@ class Reading:
         """The rows that have come in since the last call."""
         while self._rows:
             yield self._rows.popleft()
+
+    def leave(self) -> None:
+        """Nobody takes rows any more; the recorder is still given its own."""
+        self._rows = deque(maxlen=0)
 
     def show(self, metrics: MetricsWriter) -> None:
         """Writes the metrics of the encoder."""

@@ -303,8 +303,7 @@ class OnlineBrain:
 
     def _renew(self, *, at_once: bool) -> None:
         """Scores the live requests once more where weights have changed, and lets the scheduler know."""
-        trusted = self._trust()
-        if trusted != self._trusted:
+        if (trusted := self._trust()) != self._trusted:
             self._trusted = trusted
             self._version += 1
             if self.settings.mode == "auto":

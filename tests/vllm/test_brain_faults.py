@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_encoder import FakeEncoder
 from stand_ins import Clock, StandIn, options_of
 from traffic import Brains, Traffic, stream
 
 from leap_rs._leap import Learner, OnlineReadout, PromptFeatures
-from leap_rs.vllm.online import OnlineBrain
+from leap_rs.vllm.online import LONG, OnlineBrain
 from leap_rs.vllm.order import Ranker
 from leap_rs.vllm.readouts import LearnSettings
 from leap_rs.vllm.recorder import Recorder
@@ -75,6 +76,26 @@ def test_a_fault_of_the_brains_thread_disarms_and_shows_it(
     assert not brain.armed
     assert brain.metrics.get("armed_readout", "state") == brain.metrics.get("armed_readout", "prompt") == 0
     assert "nothing is learned" in caplog.text
+
+
+def test_after_a_fault_nothing_is_kept_of_what_is_served_on(real: Traffic, brains: Brains) -> None:
+    encoder = FakeEncoder(lambda _: np.ones(8))
+    reading = encoder.reading(8)
+    brain = brains(real, mode="armed", reading=reading)
+    brain.arrived("early", [5], 60, 0, False)
+    brain.arrived("odd", [5], 60, 0, False)
+    brain.finished("odd", "stop", "many")  # type: ignore[arg-type]
+    brain.settle()
+    assert brain.fault is not None
+    for i in range(100):
+        brain.arrived(f"r{i}", [i] * (LONG + 1 if i % 2 else 1), 60, 0, False)
+        brain.state(f"r{i}", real.state[i])
+        brain.finished(f"r{i}", "stop", 5)
+    brain.finished("early", "stop", 5)
+    kept = (brain._live, brain._done, brain._long, brain._predicted, brain._fresh, reading._rows)
+    assert [len(part) for part in kept] == [0] * len(kept)
+    brain.close()
+    assert encoder.closed
 
 
 def test_the_scheduler_waits_for_nobody(real: Traffic, brains: Brains) -> None:

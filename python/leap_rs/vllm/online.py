@@ -209,8 +209,7 @@ class OnlineBrain:
 
     def table(self, request_id: str) -> RemainingTable | None:
         """What the readouts that have proven themselves know of a request, or its client has settled."""
-        live = self._live.get(request_id)
-        if live is None:
+        if (live := self._live.get(request_id)) is None:
             return None
         if live.length is not None:
             return live.length
@@ -277,19 +276,21 @@ class OnlineBrain:
 
     def _read(self) -> None:
         """Predicts by what has been read of prompts since they arrived."""
+        self._read_long()
+        for request_id, text in self._reading.rows():
+            # A row may come as soon as its prompt has been handed over, and is of use with the prompt's own alone.
+            self._read_long()
+            # Whose length is settled has no row of the prompt either.
+            if (live := self._live.get(request_id)) is not None and (prompt := live.known.get("prompt")) is not None:
+                self._came("text", request_id, live, functools.partial(np.concatenate, (text, prompt.row)))
+
+    def _read_long(self) -> None:
         while self._long:
             request_id, live, prompt_token_ids = self._long.popleft()
-            self._predict("prompt", live, functools.partial(pooled, self._pooling, prompt_token_ids))
-            self._freshen("prompt", request_id, live)
-        for request_id, text in self._reading.rows():
-            found = self._live.get(request_id)
-            prompt = found.known.get("prompt") if found is not None else None
-            # Whose length is settled has no row of the prompt either.
-            if found is not None and prompt is not None:
-                self._predict("text", found, functools.partial(np.concatenate, (text, prompt.row)))
-                self._freshen("text", request_id, found)
+            self._came("prompt", request_id, live, functools.partial(pooled, self._pooling, prompt_token_ids))
 
-    def _freshen(self, name: str, request_id: str, live: Live) -> None:
+    def _came(self, name: str, request_id: str, live: Live, row_of: Callable[[], npt.NDArray[Any]]) -> None:
+        self._predict(name, live, row_of)
         known = live.known.get(name)
         if known is not None and known.table.known and name in self._trusted:
             self._fresh.append(request_id)
@@ -320,8 +321,7 @@ class OnlineBrain:
 
     def _renew(self, *, at_once: bool) -> None:
         """Scores the live requests once more where weights have changed, and lets the scheduler know."""
-        trusted = self._trust()
-        if trusted != self._trusted:
+        if (trusted := self._trust()) != self._trusted:
             self._trusted = trusted
             self._version += 1
             if self.settings.mode == "auto":

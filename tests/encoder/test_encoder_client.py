@@ -138,6 +138,21 @@ def test_rows_are_the_encoders(
     assert asked.told == []
 
 
+def test_it_writes_nowhere(
+    settings: ClientSettings,
+    ask: Callable[[ClientSettings], Asked],
+    tokens: Callable[[str], list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Nobody can make anything there, root neither.
+    for name in ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "/proc")
+    asked = ask(settings)
+    asked.client.ask("a", tokens("count to a hundred"))
+    assert asked.wait(1)["a"] is not None
+    assert asked.told == []
+
+
 def test_a_prompt_that_came_before_is_not_read_again(
     settings: ClientSettings, ask: Callable[[ClientSettings], Asked], tokens: Callable[[str], list[int]]
 ) -> None:

@@ -11,7 +11,7 @@ import os
 import pickle
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
@@ -28,10 +28,13 @@ with warnings.catch_warnings():
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+    from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
     from leap_rs.vllm import LeapScheduler, slots
+
+DRAFT = 9
+"""Whatever a draft is, the worker knows whether it is right."""
 
 
 @dataclass
@@ -224,7 +227,7 @@ class FakeEngine:
             if request.is_prefill_chunk:
                 sampled.append([])
             elif self.setup.drafts > 0:
-                sampled.append(self._accepted(request, len(output.scheduled_spec_decode_tokens.get(name, ()))))
+                sampled.append(self._accepted(request, output.scheduled_spec_decode_tokens.get(name, ())))
             else:
                 sampled.append([self.jobs[name].token(request.num_computed_tokens - request.num_prompt_tokens)])
         self.batch = set(ids)
@@ -242,11 +245,12 @@ class FakeEngine:
         result.leap_rows = dict.fromkeys(positions, (self.now,))
         return step, output, result
 
-    def _accepted(self, request: Any, drafts: int) -> list[int]:
+    def _accepted(self, request: Any, drafted: Sequence[int]) -> list[int]:
         """The next token of a request, and those of its drafts that are right: known to the scheduler only later."""
-        name = request.request_id
+        name, drafts = request.request_id, len(drafted)
         assert request.num_preemptions == 0
-        if drafts > 0 and name not in self.batch:
+        # A synchronous scheduler has the drafts themselves.
+        if -1 in drafted and name not in self.batch:
             self.lost_drafts.append(name)
             drafts = 0
         start = self.made[name]
@@ -269,6 +273,11 @@ class FakeEngine:
                 self.outcome.tokens[item.request_id] += item.new_token_ids
                 if item.finish_reason is not None:
                     self._ended(item.request_id, str(item.finish_reason))
+
+        if self.setup.drafts > 0 and not self.setup.async_scheduling:
+            self.scheduler.update_draft_token_ids(
+                DraftTokenIds(result.req_ids, [[DRAFT] * self.setup.drafts for _ in result.req_ids])
+            )
 
     def check_end(self) -> None:
         """Everything that must hold once all requests have ended: each once, with its tokens, all blocks returned."""

@@ -244,15 +244,16 @@ def test_nobody_gives_way_in_a_paused_engine(async_scheduling: bool) -> None:
 
 @BOTH
 def test_a_reset_for_new_weights_is_no_sign_of_short_memory(async_scheduling: bool) -> None:
+    class Reset(FakeEngine):
+        def _take(self, *args: Any) -> None:
+            super()._take(*args)
+            if self.now == 20.0:
+                assert self.scheduler.reset_prefix_cache(reset_running_requests=True)
+
     jobs = jobs_of([60, 60, 60])
     leap = {"mode": "armed", "levers": ["queue", "admission"]}
-    engine = FakeEngine(Setup(async_scheduling=async_scheduling, leap=leap), Oracle(jobs))
-
-    def reset(engine: FakeEngine, step: Step) -> None:
-        if step.now == 20.0:
-            assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
-
-    engine.run(jobs, watch=reset)
+    engine = Reset(Setup(async_scheduling=async_scheduling, leap=leap), Oracle(jobs))
+    engine.run(jobs)
     engine.check_end()
     assert sum(len(step.admitted) for step in engine.outcome.steps) == 6
     assert engine.scheduler.leap_recomputed_tokens == 0

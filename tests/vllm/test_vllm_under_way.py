@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,14 +30,16 @@ def serve(jobs: list[Job], setup: Setup) -> FakeEngine:
     return engine
 
 
-def drafting(**options: object) -> Setup:
-    return Setup(async_scheduling=True, drafts=3, prefix_caching=False, blocks=2000, **options)  # type: ignore[arg-type]
+def drafting(*, async_scheduling: bool = True, **options: Any) -> Setup:
+    return Setup(async_scheduling=async_scheduling, drafts=3, prefix_caching=False, blocks=2000, **options)
 
 
-def test_who_comes_back_after_a_step_without_it_has_no_drafts() -> None:
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_nobody_has_drafts_that_the_worker_does_not_find(async_scheduling: bool) -> None:
     jobs = jobs_of(8)
-    stock = serve(jobs, drafting())
-    engine = serve(jobs, drafting(leap={**SLOTS, "wait_cap_steps": 2}))
+    stock = serve(jobs, drafting(async_scheduling=async_scheduling))
+    leap = {**SLOTS, "wait_cap_steps": 2}
+    engine = serve(jobs, drafting(async_scheduling=async_scheduling, leap=leap))
     assert sum(len(step.gated) for step in engine.outcome.steps) > 100
     assert stock.lost_drafts == []
     assert engine.lost_drafts == []

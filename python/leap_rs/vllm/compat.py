@@ -114,8 +114,8 @@ def check(vllm: ModuleType, scheduler: Any, request: Any) -> Engine:
     )
 
 
-def chooses_scheduler(config: Any) -> bool:
-    """Whether vLLM, left to itself, takes a scheduler made for the kind of model (from 0.32 on: diffusion models)."""
+def diffuses(config: Any) -> bool:
+    """Whether the model writes several tokens at once and over again; from 0.32 on vLLM has a scheduler for these."""
     diffusion = getattr(config, "diffusion_config", None) is not None
     return diffusion or bool(getattr(config.model_config, "is_diffusion", False))
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from leap_rs._leap import ConfigError
+from leap_rs._leap import ConfigError, LeapError
 
 from .options import given, parse, set_aside
+from .places import name_run
 
 # Below vLLM's own logger, so that lines come out in its format.
 LOG = logging.getLogger("vllm.leap_rs")
@@ -32,6 +34,7 @@ def register() -> None:
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
+    name_run()
     _give_time_to_save(CoreEngineProcManager)
     # The front end, the engine core and the worker may be processes of their own, on machines of their own.
     _wrap(EngineArgs, "create_engine_config", _checks_what_it_makes)
@@ -167,8 +170,12 @@ def tap_model(runner: Any, vllm_config: Any) -> None:
     depth = model_config.hf_text_config.num_hidden_layers
     answers = get_tensor_model_parallel_rank() == 0
     if get_pp_group().is_first_rank:
-        path = table_path(vllm_config) if answers else None
-        write_table(language_model(model), model_config.get_vocab_size(), path)
+        path = None
+        # Where there is no place for it the scheduler says so, which looks for it.
+        with suppress(LeapError):
+            path = table_path(vllm_config) if answers else None
+        budget = vllm_config.scheduler_config.max_num_batched_tokens
+        write_table(language_model(model), model_config.get_vocab_size(), path, budget)
     site = find_site(model, depth, (_options(vllm_config) or {}).get("layer"))
     if site is None:
         return

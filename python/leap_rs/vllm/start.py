@@ -11,7 +11,7 @@ from leap_rs._leap import ConfigError, LeapError, PromptFeatures
 from leap_rs.encoder.client import ClientSettings
 from leap_rs.encoder.source import EncoderInfo, inspect
 
-from .compat import LOG, chooses_scheduler
+from .compat import LOG, diffuses
 from .decoder import check_last_rank, layer_number
 from .embedding import engine_number, load_table
 from .online import OnlineBrain
@@ -45,9 +45,9 @@ def refuse(config: Any, options: LeapOptions) -> None:
             "distributed_executor_backend 'external_launcher': every rank schedules for itself and all must decide alike, "
             "but the order of leap-rs follows a clock and what a thread has learned"
         )
-    if chooses_scheduler(config):
+    if diffuses(config):
         raise ConfigError(
-            "scheduler_cls: vLLM has a scheduler of its own for diffusion models, which leap-rs cannot take the place of"
+            "diffusion models: their answers are not written token by token, and vLLM has a scheduler of its own for them"
         )
     if config.scheduler_config.policy != "fcfs":
         raise ConfigError(

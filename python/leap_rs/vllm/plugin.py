@@ -39,6 +39,7 @@ def register() -> None:
     @functools.wraps(original)
     def init_device(self: Any, *args: Any, **kwargs: Any) -> Any:
         if selected(self.vllm_config):
+            check_parallel(self.vllm_config)
             _tap_when_loaded(self.worker, self.vllm_config)
         return original(self, *args, **kwargs)
 
@@ -113,7 +114,6 @@ def tap_model(runner: Any, vllm_config: Any) -> None:
     from .embedding import table_path, write_table
     from .transport import connect
 
-    _check_parallel(vllm_config)
     model_config = vllm_config.model_config
     model = runner.get_model()
     depth = model_config.hf_text_config.num_hidden_layers
@@ -136,7 +136,12 @@ def tap_model(runner: Any, vllm_config: Any) -> None:
     )
 
 
-def _check_parallel(vllm_config: Any) -> None:
+def check_parallel(vllm_config: Any) -> None:
+    """Refuses, from the configuration alone, batches that are spread over devices in a way that cannot be tapped.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
     parallel = vllm_config.parallel_config
     if getattr(parallel, "enable_dbo", False) or getattr(parallel, "ubatch_size", 0):
         raise ConfigError(
@@ -144,6 +149,11 @@ def _check_parallel(vllm_config: Any) -> None:
         )
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         raise ConfigError("leap: prompts that are split over devices (prefill context parallelism) cannot be tapped")
+    if getattr(parallel, "use_sequence_parallel_moe", False):
+        raise ConfigError(
+            "leap: rows that are split over devices (sequence-parallel experts: expert parallelism with tensor and data "
+            "parallelism) cannot be tapped"
+        )
     passes = vllm_config.compilation_config.pass_config
     if parallel.tensor_parallel_size > 1 and getattr(passes, "enable_sp", False):
         raise ConfigError("leap: a residual stream that is split over devices (enable_sp) cannot be tapped")

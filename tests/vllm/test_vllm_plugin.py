@@ -60,12 +60,13 @@ def test_options_alone_ask_but_not_for_pooling() -> None:
         ({"ubatch_size": 2}, "microbatches"),
         ({"prefill_context_parallel_size": 2}, "prefill context parallelism"),
         ({"tensor_parallel_size": 2}, "enable_sp"),
+        ({"use_sequence_parallel_moe": True}, "sequence-parallel experts"),
     ],
 )
 def test_batches_that_are_split_are_refused(parallel: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        plugin._check_parallel(config(**parallel))
-    plugin._check_parallel(config())
+        plugin.check_parallel(config(**parallel))
+    plugin.check_parallel(config())
 
 
 def test_the_compile_cache_and_the_splitting_of_graphs() -> None:

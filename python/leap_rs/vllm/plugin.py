@@ -73,6 +73,7 @@ def _taps(original: Any) -> Any:
     def init_device(self: Any, *args: Any, **kwargs: Any) -> Any:
         check(self.vllm_config)
         if selected(self.vllm_config):
+            check_parallel(self.vllm_config)
             _tap_when_loaded(self.worker, self.vllm_config)
         return original(self, *args, **kwargs)
 
@@ -190,7 +191,12 @@ def tap_model(runner: Any, vllm_config: Any) -> None:
     )
 
 
-def _check_parallel(vllm_config: Any) -> None:
+def check_parallel(vllm_config: Any) -> None:
+    """Refuses, from the configuration alone, batches that are spread over devices in a way that cannot be tapped.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
     parallel = vllm_config.parallel_config
     if getattr(parallel, "enable_dbo", False) or getattr(parallel, "ubatch_size", 0):
         raise ConfigError(
@@ -198,6 +204,11 @@ def _check_parallel(vllm_config: Any) -> None:
         )
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         raise ConfigError("leap: prompts that are split over devices (prefill context parallelism) cannot be tapped")
+    if getattr(parallel, "use_sequence_parallel_moe", False):
+        raise ConfigError(
+            "leap: rows that are split over devices (sequence-parallel experts: expert parallelism with tensor and data "
+            "parallelism) cannot be tapped"
+        )
     passes = vllm_config.compilation_config.pass_config
     if parallel.tensor_parallel_size > 1 and getattr(passes, "enable_sp", False):
         raise ConfigError("leap: a residual stream that is split over devices (enable_sp) cannot be tapped")

@@ -73,7 +73,6 @@ def _taps(original: Any) -> Any:
     def init_device(self: Any, *args: Any, **kwargs: Any) -> Any:
         check(self.vllm_config)
         if selected(self.vllm_config):
-            check_parallel(self.vllm_config)
             _tap_when_loaded(self.worker, self.vllm_config)
         return original(self, *args, **kwargs)
 
@@ -92,7 +91,7 @@ def check(vllm_config: Any) -> None:
         checked(vllm_config)
     if selected(vllm_config):
         parse({"leap": given(vllm_config)})
-        _check_parallel(vllm_config)
+        check_parallel(vllm_config)
 
 
 def selected(vllm_config: Any) -> bool:

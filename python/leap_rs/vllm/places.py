@@ -50,7 +50,6 @@ def private(path: Path) -> None:
         raise LeapError(f"{path}: is not a directory that only this user can write; remove it or set TMPDIR")
 
 
-@cache
 def name_run() -> None:
     """Names the run that this process begins, for all processes that vLLM starts: they inherit the name.
 
@@ -58,10 +57,15 @@ def name_run() -> None:
     """
     if RUN in os.environ and (multiprocessing.parent_process() is not None or _of_ray()):
         return
-    os.environ[RUN] = secrets.token_hex(8)
+    os.environ[RUN] = _own_name()
     copied = [name for name in os.environ.get(_RAY_COPIES, "").split(",") if name]
     if RUN not in copied:
         os.environ[_RAY_COPIES] = ",".join([*copied, RUN])
+
+
+@cache
+def _own_name() -> str:
+    return secrets.token_hex(8)
 
 
 def run_name() -> str:

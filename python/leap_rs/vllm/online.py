@@ -143,6 +143,8 @@ class OnlineBrain:
         elif len(prompt_token_ids) > 0:
             self._predict("prompt", live, lambda: pooled(self._pooling, prompt_token_ids))
         self._reading.ask(request_id, prompt_token_ids, teaches=not live.limits.forced)
+        # The thread may have failed in between, and have let go of all but this one.
+        self._failed()
 
     def state(self, request_id: str, row: npt.NDArray[np.float32] | npt.NDArray[np.float16]) -> None:
         """The hidden state of a request's last prompt token has come in."""
@@ -177,6 +179,7 @@ class OnlineBrain:
         else:
             self._done.append((live, reason, output_tokens))
         self._wake.set()
+        self._failed()
 
     def save(self) -> None:
         """Learns what is left, and saves the state."""

@@ -10,8 +10,11 @@ import pytest
 
 pytest.importorskip("vllm.version")
 
+import vllm
 from fake_setup import Job, Oracle, Setup, prompt_of
 from fake_worker import FakeEngine, Step
+
+from leap_rs.vllm.compat import version_of
 
 pytestmark = pytest.mark.vllm
 
@@ -194,7 +197,7 @@ def test_28_a_request_that_waits_for_an_adapter_is_told_and_never_takes_a_place_
 def test_28_gated_residents_do_not_bring_more_adapters_into_a_step_than_there_is_room_for(
     async_scheduling: bool, cap: int | None
 ) -> None:
-    """vLLM counts the adapters of those it schedules, and asserts that they fit: a gated one's would come on top."""
+    """vLLM asserts that the adapters of a step fit, and until 0.32 counts no gated one's, which would come on top."""
     rng = random.Random(5)
     jobs = [
         Job(f"r{i}", i * 1.0, prompt_of(rng, 40), length=rng.randint(5, 60), max_tokens=99, lora=1 + i % 4)
@@ -211,4 +214,4 @@ def test_28_gated_residents_do_not_bring_more_adapters_into_a_step_than_there_is
 
     engine.run(jobs, watch=watch)
     engine.check_end()
-    assert max(held) > 2
+    assert (max(held) > 2) == (version_of(vllm.__version__) < (0, 33))

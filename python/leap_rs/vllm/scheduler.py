@@ -103,6 +103,8 @@ class _Levers:
         self._leap_evicting = False
         self._leap_told: str | None = None
         self.leap_adapter_waits = 0
+        # Residents whose adapters take no place in the step that runs or ran last.
+        self.leap_uncounted: set[Any] = set()
         self.leap_promotions = 0
         self._leap_shown: tuple[float, ...] = (0,) * len(OF_THE_SCHEDULER)
         planner = planner_of(self, options)
@@ -218,6 +220,7 @@ class _Levers:
     def _leap_run(self, gated: list[Any], evicted: list[Any], args: Any, kwargs: Any) -> Any:
         """Runs vLLM's own step, in which it passes over `gated`; `evicted` come back into the queue after it."""
         held = self._leap_gate(gated)
+        self.leap_uncounted = set() if self._leap_engine.gated_adapters else set(gated)
         room = self.leap_room
         if room is not None:
             room.begin()
@@ -291,9 +294,6 @@ class _Levers:
     def _leap_free_blocks(self) -> int:
         return int(self.kv_cache_manager.block_pool.get_num_free_blocks())
 
-    def _leap_groups(self) -> int:
-        return max(len(self.kv_cache_config.kv_cache_groups), 1)
-
     def _leap_show(self) -> None:
         """Writes the metrics that are the scheduler's where they have changed: a step has no time to lose."""
         # vLLM's own count of requests that it passed over, under the name that its version has.
@@ -324,7 +324,7 @@ class _Levers:
     def _leap_note_adapter(self) -> None:
         """Counts the steps in which the first of the queue waits for an adapter's place, which no key can give it."""
         first = self._leap_first() if self.lora_config else None
-        if first is None or not lacks_adapter(self, first):
+        if first is None or not lacks_adapter(self, first, self.leap_uncounted):
             return
         self.leap_adapter_waits += 1
         if first.request_id != self._leap_told:
@@ -337,10 +337,11 @@ class _Levers:
         if head is None or head.request_id != self._leap_blocked:
             return []
         residents = decoding(self.running, self.max_model_len)
+        groups = max(len(self.kv_cache_config.kv_cache_groups), 1)
         indices = self.leap_evict.victims(
             [(self.leap.key(r), self.leap.live(r).number, self._leap_own_blocks(r)) for r in residents],
             key=self.leap.key(head),
-            blocks=-(-(head.num_tokens + 1) // self.block_size) * self._leap_groups(),
+            blocks=-(-(head.num_tokens + 1) // self.block_size) * groups,
             seat=len(self.running) >= seats(self),
             free_blocks=self._leap_free_blocks(),
             now_s=now,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -135,6 +136,21 @@ def test_rows_are_the_encoders(
     assert client.alive
     assert asked.called
     assert asked.caller == {"leap-encoder"}
+    assert asked.told == []
+
+
+def test_it_writes_nowhere(
+    settings: ClientSettings,
+    ask: Callable[[ClientSettings], Asked],
+    tokens: Callable[[str], list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Nobody can make anything there, root neither.
+    for name in ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "/proc")
+    asked = ask(settings)
+    asked.client.ask("a", tokens("count to a hundred"))
+    assert asked.wait(1)["a"] is not None
     assert asked.told == []
 
 
@@ -285,6 +301,29 @@ def test_what_cannot_start(
     assert said in asked.told[0]
     assert "\n" not in asked.told[0]
     assert not asked.client.alive
+
+
+def test_what_is_asked_after_its_end_is_answered_among_many_files(
+    settings: ClientSettings, ask: Callable[[ClientSettings], Asked], tmp_path: Path
+) -> None:
+    """Servers have more files open than select() can name."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip(f"no more than {hard} files may be open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        asked = ask(replace(settings, tokenizer=str(tmp_path / "gone")))
+        wait_for(lambda: bool(asked.told), "the message")
+        for number in range(3):
+            called = asked.called
+            asked.client.ask(str(number), [1000])
+            wait_for(lambda called=called: asked.called > called, "the call")  # type: ignore[misc]
+        assert asked.wait(3) == {"0": None, "1": None, "2": None}
+    finally:
+        for file in opened:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_closed_while_it_reads(settings: ClientSettings, ask: Callable[[ClientSettings], Asked]) -> None:

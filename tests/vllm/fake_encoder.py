@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from leap_rs._leap import ENCODER_BACKLOG
 from leap_rs.encoder.client import ClientSettings
 from leap_rs.encoder.source import EncoderInfo
 from leap_rs.vllm.reading import Reading
@@ -77,9 +78,7 @@ class FakeEncoder:
         """Reads these prompts, or all that wait."""
         for key in keys or tuple(self.waiting):
             self.waiting.remove(key)
-            self.read += 1
-            self.seconds += 0.01
-            self._came.append((key, np.asarray(self.row_of(self.asked[key]), dtype=np.float32)))
+            self._answer(key)
         self._on_rows()
 
     def skip(self, *keys: str) -> None:
@@ -97,3 +96,61 @@ class FakeEncoder:
         self.waiting.clear()
         self._tell("the text encoder mini reads no prompts: it was killed")
         self._on_rows()
+
+    def _answer(self, key: str) -> None:
+        self.read += 1
+        self.seconds += 0.01
+        self._came.append((key, np.asarray(self.row_of(self.asked[key]), dtype=np.float32)))
+
+
+class TimedEncoder(FakeEncoder):
+    """Reads one prompt after the other, first come first served, on a clock that is not the machine's.
+
+    Who is asked for and who has ended in one moment come in the replayer's order: of those asked for the oldest are skipped
+    first, then the ended are forgotten.
+
+    Args:
+        seconds: What a prompt takes.
+        now: The clock.
+    """
+
+    def __init__(
+        self, row_of: Callable[[Sequence[int]], np.ndarray], seconds: float, now: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        super().__init__(row_of)
+        self.now = now
+        self.read_s: dict[str, float] = {}
+        """When each prompt was read."""
+        self._takes_s = seconds
+        self._asked_s: dict[str, float] = {}
+        self._ended: list[str] = []
+        self._reads: str | None = None
+        self._free_s = 0.0
+
+    def ask(self, key: str, token_ids: Sequence[int]) -> None:
+        super().ask(key, token_ids)
+        self._asked_s[key] = self.now()
+        self._read()
+        if len(self.waiting) > ENCODER_BACKLOG:
+            self.skip(self.waiting[0])
+
+    def forget(self, key: str) -> None:
+        self._ended.append(key)
+
+    def catch_up(self) -> None:
+        """Takes in all that has happened until now."""
+        self._read()
+        for key in self._ended:
+            super().forget(key)
+        self._ended.clear()
+        self._on_rows()
+
+    def _read(self) -> None:
+        while self._free_s <= self.now() and (self._reads is not None or self.waiting):
+            if self._reads is not None:
+                self.read_s[self._reads] = self._free_s
+                self._answer(self._reads)
+                self._reads = None
+            if self.waiting:
+                self._reads = self.waiting.pop(0)
+                self._free_s = max(self._free_s, self._asked_s[self._reads]) + self._takes_s

@@ -23,7 +23,15 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 with warnings.catch_warnings():
     # vLLM's own, and those of what it imports.
     warnings.simplefilter("ignore")
-    from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.config import (
+        CacheConfig,
+        DeviceConfig,
+        KVTransferConfig,
+        ModelConfig,
+        SchedulerConfig,
+        SpeculativeConfig,
+        VllmConfig,
+    )
     from vllm.v1.structured_output import StructuredOutputManager
 
 EOS = 2
@@ -82,6 +90,11 @@ class Setup:
     max_loras: int | None = None
     remote_kv_s: float | None = None
     """How long the KV of a request whose name begins with `remote` is on its way; None: there is no connector."""
+    drafts: int = 0
+    """Draft tokens of a decode; the worker accepts some of them."""
+    pipeline: int = 1
+    v2_runner: bool = False
+    """Whether the scheduler is told that vLLM's second model runner is there."""
     leap: Mapping[str, Any] | None = None
     log_stats: bool = True
 
@@ -131,6 +144,20 @@ def config_of(setup: Setup) -> VllmConfig:
     config.cache_config.enable_prefix_caching = setup.prefix_caching
     config.cache_config.num_gpu_blocks = setup.blocks
     config.additional_config = {} if setup.leap is None else {"leap": dict(setup.leap)}
+    if setup.drafts > 0:
+        config.speculative_config = SpeculativeConfig(
+            method="ngram_gpu",
+            num_speculative_tokens=setup.drafts,
+            prompt_lookup_max=2,
+            target_model_config=config.model_config,
+            target_parallel_config=config.parallel_config,
+        )
+    if setup.pipeline > 1:
+        config.parallel_config = copy.copy(base.parallel_config)
+        config.parallel_config.pipeline_parallel_size = setup.pipeline
+        # Two a rank.
+        config.model_config.hf_text_config = copy.copy(base.model_config.hf_text_config)
+        config.model_config.hf_text_config.num_hidden_layers = 2 * setup.pipeline
     if setup.remote_kv_s is not None:
         config.scheduler_config.disable_hybrid_kv_cache_manager = True
         config.kv_transfer_config = KVTransferConfig(

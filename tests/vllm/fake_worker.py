@@ -7,12 +7,14 @@ is virtual. Every step is checked here for what must hold of any schedule.
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 # Before vLLM: it says how much vLLM logs.
 from fake_setup import BLOCK, EOS, Adapter, Grammar, Grammars, Job, Setup, config_of
@@ -26,10 +28,13 @@ with warnings.catch_warnings():
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+    from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
     from leap_rs.vllm import LeapScheduler, slots
+
+DRAFT = 9
+"""Whatever a draft is, the worker knows whether it is right."""
 
 
 @dataclass
@@ -81,10 +86,11 @@ class FakeEngine:
             "log_stats": setup.log_stats,
         }
         self.scheduler: Any
-        if setup.leap is None:
-            self.scheduler = (AsyncScheduler if setup.async_scheduling else Scheduler)(**arguments)
-        else:
-            self.scheduler = LeapScheduler(**arguments, brain=brain, clock=lambda: self.now)
+        with patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(int(setup.v2_runner))):
+            if setup.leap is None:
+                self.scheduler = (AsyncScheduler if setup.async_scheduling else Scheduler)(**arguments)
+            else:
+                self.scheduler = LeapScheduler(**arguments, brain=brain, clock=lambda: self.now)
         init_none_hash(_hash)
         self._hasher = get_request_block_hasher(BLOCK, _hash) if setup.prefix_caching else None
         self.free_blocks = self._free()
@@ -93,6 +99,11 @@ class FakeEngine:
         self.outcome = Outcome()
         # When the loads under way have begun.
         self.loads: dict[str, float] = {}
+        # With drafts: tokens that the worker has made of each request, and who was in its last batch.
+        self.made: Counter[str] = Counter()
+        self.batch: set[str] = set()
+        self.lost_drafts: list[str] = []
+        """Who was to be given drafts that the worker has not: it finds them by the rows of its last batch."""
 
     def force_old_gate(self) -> None:
         """Passes over requests as it is done where they cannot be told the step before which they do not decode."""
@@ -150,7 +161,8 @@ class FakeEngine:
         aborts = sorted((j.abort_s, j.name) for j in arrivals if j.abort_s is not None)
         compiling = [job for job in arrivals if job.grammar_s is not None]
         flying: deque[tuple[Any, ModelRunnerOutput, float]] = deque()
-        depth = 2 if self.setup.async_scheduling else 1
+        # As many batches as vLLM has under way.
+        depth = self.setup.pipeline + (1 if self.setup.async_scheduling else 0)
         busy_s = 0.0
         for _ in range(most_steps):
             while arrivals and arrivals[0].arrival_s <= self.now:
@@ -182,7 +194,7 @@ class FakeEngine:
 
     def _compose(self) -> tuple[Step, Any, ModelRunnerOutput]:
         scheduler = self.scheduler
-        could_decode = slots.decoding(scheduler.running, self.setup.max_model_len)
+        could_decode = slots.decoding(scheduler.running, self.setup.max_model_len, slots.next_step(scheduler))
         running = {request.request_id for request in scheduler.running}
         waiting = tuple(request.request_id for request in self.queued())
         generated = {
@@ -214,8 +226,11 @@ class FakeEngine:
             assert request.num_computed_tokens >= 0
             if request.is_prefill_chunk:
                 sampled.append([])
+            elif self.setup.drafts > 0:
+                sampled.append(self._accepted(request, output.scheduled_spec_decode_tokens.get(name, ())))
             else:
                 sampled.append([self.jobs[name].token(request.num_computed_tokens - request.num_prompt_tokens)])
+        self.batch = set(ids)
         result = ModelRunnerOutput(
             req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)}, sampled_token_ids=sampled
         )
@@ -229,6 +244,18 @@ class FakeEngine:
             assert request.num_computed_tokens - scheduled[name] + position == len(self.jobs[name].prompt) - 1
         result.leap_rows = dict.fromkeys(positions, (self.now,))
         return step, output, result
+
+    def _accepted(self, request: Any, drafted: Sequence[int]) -> list[int]:
+        """The next token of a request, and those of its drafts that are right: known to the scheduler only later."""
+        name, drafts = request.request_id, len(drafted)
+        assert request.num_preemptions == 0
+        # A synchronous scheduler has the drafts themselves.
+        if -1 in drafted and name not in self.batch:
+            self.lost_drafts.append(name)
+            drafts = 0
+        start = self.made[name]
+        self.made[name] += 1 + (start * 7 + len(name)) % (drafts + 1)
+        return [self.jobs[name].token(i) for i in range(start, self.made[name])]
 
     def _delivered(self, takes_s: float) -> KVConnectorOutput:
         """Whose remote KV has come with this step."""
@@ -246,6 +273,11 @@ class FakeEngine:
                 self.outcome.tokens[item.request_id] += item.new_token_ids
                 if item.finish_reason is not None:
                     self._ended(item.request_id, str(item.finish_reason))
+
+        if self.setup.drafts > 0 and not self.setup.async_scheduling:
+            self.scheduler.update_draft_token_ids(
+                DraftTokenIds(result.req_ids, [[DRAFT] * self.setup.drafts for _ in result.req_ids])
+            )
 
     def check_end(self) -> None:
         """Everything that must hold once all requests have ended: each once, with its tokens, all blocks returned."""

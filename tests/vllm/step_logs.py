@@ -17,12 +17,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from fake_encoder import TimedEncoder
 from fake_setup import BLOCK, Job, Oracle, Setup, prompt_of
 from fake_worker import FakeEngine
+from traffic import Pooled
 
 from leap_rs import _leap
 from leap_rs._leap import DEFAULT_AGING
+from leap_rs.replay.readouts import sibling
+from leap_rs.vllm.known import Live
+from leap_rs.vllm.online import OnlineBrain
 from leap_rs.vllm.options import LeapOptions
+from leap_rs.vllm.reading import Reading
+from leap_rs.vllm.readouts import Kind
+from leap_rs.vllm.settings import BrainSettings
 
 STEP_S = 1 / 64
 FREE = ("per_decode_seq_s", "per_kv_token_s", "per_token_over_free_s", "free_tokens", "per_prefill_pair_s")
@@ -38,14 +46,22 @@ class Logged:
     preempted: list[int]
 
 
+COLUMNS: Mapping[Kind, str] = {"prompt": "prompt_features", "text": "text_features", "state": "features"}
+
+
 @dataclass(frozen=True)
 class Read:
-    """Two readouts and what they read: features before and after prefill, a row a request."""
+    """Readouts, and the features that they read."""
 
-    prompt: Path
-    state: Path
-    prompt_features: npt.NDArray[np.float32]
-    features: npt.NDArray[np.float32]
+    readout: Path
+    """That of the states; the others lie beside it."""
+    rows: Mapping[Kind, npt.NDArray[np.float32]]
+    """A row a request, in the order of arrival; the text readout reads those of the prompt too."""
+    encoder_s: float = 0.0
+    """What the text encoder takes for a prompt."""
+
+    def file(self, kind: Kind) -> Path:
+        return self.readout if kind == "state" else sibling(self.readout, kind)
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,9 @@ class Case:
             options.setdefault("aging", DEFAULT_AGING)
         slots = options.pop("decode_slots", None)
         assert slots is None or slots <= self.setup.max_num_seqs
-        name = "score:given:" if self.read is None else "leap:rls=off,"
+        name = "score:given:"
+        if self.read is not None:
+            name = f"leap:rls=off,readouts={'+'.join(self.read.rows)},encoder_s={self.read.encoder_s},"
         return name + ",".join(f"{key}={value}" for key, value in options.items())
 
 
@@ -86,39 +104,66 @@ class Scores(Oracle):
         return max(self.scores[request_id] - generated, 1.0)
 
 
-class Readouts(Oracle):
-    """A brain that reads each request before and after its prefill, and learns nothing."""
+class Readouts(OnlineBrain):
+    """The plugin's own brain, but nothing that has finished teaches it: the weights of replayer and plugin stay equal."""
 
     def __init__(self, case: Case, read: Read) -> None:
-        super().__init__(case.jobs)
-        caps = [job.max_tokens for job in case.jobs]
-        kind = {"kind": (case.leap or {}).get("order", "gittins")}
-        self.number = {job.name: i for i, job in enumerate(case.jobs)}
-        self.before, self.after = (
-            _leap.Learner(_leap.OnlineReadout(_leap.Readout.load(path))).tables(rows, caps, **kind)
-            for path, rows in ((read.prompt, read.prompt_features), (read.state, read.features))
+        numbers = {job.prompt: i for i, job in enumerate(case.jobs)}
+        self.encoder: TimedEncoder | None = None
+        reading = Reading()
+        if "text" in read.rows:
+            text = read.rows["text"]
+            self.encoder = TimedEncoder(lambda ids: text[numbers[tuple(ids)]], read.encoder_s)
+            reading = self.encoder.reading(text.shape[1])
+        state = read.rows.get("state")
+        settings = BrainSettings(
+            model="m",
+            width=None if state is None else state.shape[1],
+            mode="armed",
+            order=(case.leap or {}).get("order", "gittins"),
+            readout=read.readout,
+            metrics_dir=read.readout.parent / "metrics",
         )
+        super().__init__(settings, Pooled(read.rows["prompt"], numbers), reading)  # type: ignore[arg-type]
 
-    def table(self, request_id: str) -> _leap.RemainingTable:
-        return (self.after if request_id in self.rows else self.before)[self.number[request_id]]
-
-    def remaining(self, request_id: str, generated: int) -> float:
-        return self.table(request_id).remaining(generated)
-
-    def mean_remaining(self, request_id: str, generated: int) -> float:
-        return self.table(request_id).mean_remaining(generated)
+    def _learn(self, live: Live, reason: str, output_tokens: int) -> None: ...
 
 
-def by_engine(case: Case) -> list[Logged]:
-    """The steps of vLLM's scheduler."""
+class ReadEngine(FakeEngine):
+    """Its states are those of the case, and its brain knows at each step what has come in by then."""
+
+    def __init__(self, case: Case, setup: Setup, brain: Readouts, states: npt.NDArray[np.float32] | None) -> None:
+        super().__init__(setup, brain)
+        self.brain = brain
+        self.states = {} if states is None else dict(zip((job.name for job in case.jobs), states, strict=True))
+        if brain.encoder is not None:
+            brain.encoder.now = lambda: self.now
+
+    def _compose(self) -> Any:
+        if self.brain.encoder is not None:
+            self.brain.encoder.catch_up()
+            self.brain.settle()
+        return super()._compose()
+
+    def _take(self, output: Any, result: Any) -> None:
+        result.leap_rows = {name: self.states[name] for name in result.leap_rows if name in self.states}
+        super()._take(output, result)
+
+
+def by_engine(case: Case, brain: Readouts | None = None) -> list[Logged]:
+    """The steps of vLLM's scheduler; `brain` where the caller wants to ask it afterwards."""
     leap = None if case.leap is None else {"mode": "armed", **case.leap}
-    if leap is not None and case.read is None:
-        # Given lengths are in tokens, as the replayer takes them, and not in the unit of the Gittins order.
-        leap["order"] = "countdown"
-    brain = Scores(case) if case.read is None else Readouts(case, case.read)
-    engine = FakeEngine(replace(case.setup, leap=leap), brain)
+    if case.read is None:
+        if leap is not None:
+            # Given lengths are in tokens, as the replayer takes them, and not in the unit of the Gittins order.
+            leap["order"] = "countdown"
+        engine = FakeEngine(replace(case.setup, leap=leap), Scores(case))
+    else:
+        brain = Readouts(case, case.read) if brain is None else brain
+        engine = ReadEngine(case, replace(case.setup, leap=leap), brain, case.read.rows.get("state"))
     outcome = engine.run(case.jobs, cost=lambda step: STEP_S if step.scheduled else 0.0, most_steps=200_000)
     engine.check_end()
+    engine.scheduler.shutdown()
     number = {job.name: i for i, job in enumerate(case.jobs)}
     steps, preempted = [], []
     for step in outcome.steps:
@@ -159,8 +204,8 @@ def by_replayer(case: Case) -> list[Logged]:
     }
     readouts = {}
     if case.read is not None:
-        columns |= {"features": case.read.features, "prompt_features": case.read.prompt_features}
-        readouts = {"readouts": {"prompt": str(case.read.prompt), "state": str(case.read.state)}}
+        columns |= {COLUMNS[kind]: rows for kind, rows in case.read.rows.items()}
+        readouts = {"readouts": {kind: str(case.read.file(kind)) for kind in case.read.rows}}
     log = _leap.simulate(columns, json.dumps(engine), policy=case.policy, steps=True, **readouts)
     steps = []
     for i, composed_s in enumerate(log["step_s"]):

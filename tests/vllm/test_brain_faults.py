@@ -3,14 +3,20 @@
 import logging
 import math
 import threading
+from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_encoder import FakeEncoder
+from stand_ins import Clock, StandIn, options_of
 from traffic import Brains, Traffic, stream
 
 from leap_rs._leap import Learner, OnlineReadout, PromptFeatures
-from leap_rs.vllm.online import OnlineBrain
+from leap_rs.vllm.online import LONG, OnlineBrain
+from leap_rs.vllm.order import Ranker
 from leap_rs.vllm.readouts import LearnSettings
+from leap_rs.vllm.recorder import Recorder
 from leap_rs.vllm.settings import BrainSettings
 
 
@@ -69,7 +75,27 @@ def test_a_fault_of_the_brains_thread_disarms_and_shows_it(
     assert brain.fault is not None
     assert not brain.armed
     assert brain.metrics.get("armed_readout", "state") == brain.metrics.get("armed_readout", "prompt") == 0
-    assert "learning has stopped" in caplog.text
+    assert "nothing is learned" in caplog.text
+
+
+def test_after_a_fault_nothing_is_kept_of_what_is_served_on(real: Traffic, brains: Brains) -> None:
+    encoder = FakeEncoder(lambda _: np.ones(8))
+    reading = encoder.reading(8)
+    brain = brains(real, mode="armed", reading=reading)
+    brain.arrived("early", [5], 60, 0, False)
+    brain.arrived("odd", [5], 60, 0, False)
+    brain.finished("odd", "stop", "many")  # type: ignore[arg-type]
+    brain.settle()
+    assert brain.fault is not None
+    for i in range(100):
+        brain.arrived(f"r{i}", [i] * (LONG + 1 if i % 2 else 1), 60, 0, False)
+        brain.state(f"r{i}", real.state[i])
+        brain.finished(f"r{i}", "stop", 5)
+    brain.finished("early", "stop", 5)
+    kept = (brain._live, brain._done, brain._long, brain._predicted, brain._fresh, reading._rows)
+    assert [len(part) for part in kept] == [0] * len(kept)
+    brain.close()
+    assert encoder.closed
 
 
 def test_the_scheduler_waits_for_nobody(real: Traffic, brains: Brains) -> None:
@@ -114,12 +140,12 @@ def test_memory_stays_bounded_where_learning_stands_still(
     monkeypatch.setattr("leap_rs.vllm.online.MOST_WAITING", 10)
     brain = brains(real)
     held = threading.Event()
-    brain._turn, turn = (lambda **_: held.wait() and None), brain._turn  # type: ignore[method-assign, assignment, func-returns-value]
+    brain._turn, turn = (lambda *_: held.wait() and None), brain._turn  # type: ignore[method-assign, assignment, func-returns-value]
     for i in range(30):
         brain.arrived(f"r{i}", [i], 1024, 0, False)
         brain.state(f"r{i}", real.state[i])
         brain.finished(f"r{i}", "stop", 5)
-    assert sum(bool(live.known) for live, _, _ in brain._done) == 10
+    assert len(brain._done) == 10
     brain._turn = turn  # type: ignore[method-assign]
     held.set()
     brain.settle()
@@ -145,3 +171,83 @@ def test_a_fault_in_learning_disarms_and_serves_on(
     brain.arrived("b", [1], 64, 0, False)
     assert math.isfinite(brain.remaining_key("b", 0))
     brain.finished("b", "stop", 5)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "in the middle"])
+def test_after_a_fault_nothing_is_kept_of_any_request(
+    real: Traffic, brains: Brains, tmp_path: Path, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brain = brains(real, mode="armed", learn=LearnSettings(warmup=16))
+    recorder = Recorder(tmp_path / "record", 0, {})
+    ranker = Ranker(brain, options_of(), Clock(), recorder=recorder)
+    if late:
+        stream(brain, real.head(64))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(brain, "_learn", broken)
+    brain.arrived("a", [0], 64, 0, False)
+    brain.finished("a", "stop", 5)
+    brain.settle()
+    ranker.give_up()
+    assert brain.metrics.get("faults") == 1
+    for i in range(2000):
+        request = StandIn(f"r{i}", prompt_token_ids=(0,) * (5000 if i % 9 == 0 else 1), num_output_tokens=5)
+        ranker.guard.call(ranker.arrived, request)
+        ranker.guard.call(ranker.state, request.request_id, real.state[i % 8])
+        ranker.guard.call(ranker.finished, request)
+        # Whoever asks the brain itself leaves nothing there either.
+        brain.arrived(request.request_id, request.prompt_token_ids, 64, 0, False)
+        brain.state(request.request_id, real.state[i % 8])
+        brain.finished(request.request_id, "stop", 5)
+    assert brain.metrics.get("faults") == 1
+    for part in (brain, ranker, recorder, brain._reading):
+        kept = {name: len(value) for name, value in vars(part).items() if isinstance(value, deque)}
+        kept |= {name: len(getattr(part, name)) for name in ("_live", "_texts", "_unread") if hasattr(part, name)}
+        assert not any(kept.values()), kept
+    recorder.close()
+
+
+def test_queues_of_the_brain_are_bounded_while_its_thread_stands_still(
+    real: Traffic, brains: Brains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leap_rs.vllm.online.MOST_WAITING", 10)
+    monkeypatch.setattr("leap_rs.vllm.online.LONG", 0)
+    brain = brains(real)
+    held = threading.Event()
+    brain._turn, turn = (lambda *_: held.wait() and None), brain._turn  # type: ignore[method-assign, assignment, func-returns-value]
+    for i in range(100):
+        brain.arrived(f"r{i}", [i], 1024, 0, False)
+        brain.state(f"r{i}", real.state[i])
+        brain.finished(f"r{i}", "stop" if i % 2 else "abort", 5)
+    assert not {name: value for name, value in vars(brain).items() if isinstance(value, deque) and len(value) > 10}
+    brain._turn = turn  # type: ignore[method-assign]
+    held.set()
+    brain.settle()
+    assert (brain.metrics.get("labels", "exact"), brain.metrics.get("labels", "aborted")) == (50, 50)
+
+
+def test_traffic_without_a_label_is_told_once_and_shown(
+    real: Traffic, brains: Brains, caplog: pytest.LogCaptureFixture
+) -> None:
+    brain = brains(real)
+
+    def end(first: int, count: int, reason: str, *, ignore_eos: bool = False) -> None:
+        for i in range(first, first + count):
+            brain.arrived(f"r{i}", [i % 8], 64, 0, ignore_eos)
+            brain.finished(f"r{i}", reason, 64)  # type: ignore[arg-type]
+        brain.settle()
+
+    end(0, 499, "abort")
+    assert brain.metrics.get("nothing_to_learn") == 0
+    assert "stop string" not in caplog.text
+    end(499, 1, "length", ignore_eos=True)
+    assert brain.metrics.get("nothing_to_learn") == 1
+    assert "the last 500 requests that finished say nothing of natural lengths (499 aborted, 1 forced)" in caplog.text
+    end(500, 600, "abort")
+    assert caplog.text.count("stop string") == 1
+    end(1100, 1, "stop")
+    assert brain.metrics.get("nothing_to_learn") == 0
+    end(1101, 499, "abort")
+    assert brain.metrics.get("nothing_to_learn") == 0

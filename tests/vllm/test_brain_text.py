@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ from fake_encoder import FakeEncoder, settings_of
 from traffic import Brains, Traffic
 
 from leap_rs._leap import OnlineReadout, PromptFeatures, Readout, RemainingTable
-from leap_rs.vllm.online import OnlineBrain
-from leap_rs.vllm.reading import Reading
+from leap_rs.vllm.online import LONG, OnlineBrain
+from leap_rs.vllm.reading import Reading, Row
 from leap_rs.vllm.readouts import LearnSettings
 
 LEARN = LearnSettings(warmup=64)
@@ -126,6 +127,26 @@ def test_what_is_settled_is_not_read(real: Traffic, brains: Brains) -> None:
     brain.arrived("free", [2], 50, 0, False)
     assert list(encoder.asked) == ["free"]
     assert encoder.settings.backlog == settings_of(576).backlog
+
+
+def test_a_row_may_come_before_the_brain_has_read_its_long_prompt(real: Traffic, brains: Brains) -> None:
+    """As that of a prompt that came before does, while the brain's thread takes in others."""
+    encoder = reader(real)
+    made: list[OnlineBrain] = []
+
+    class Meanwhile(Reading):
+        def rows(self) -> Iterator[tuple[str, Row]]:
+            for name, row in super().rows():
+                if name == "first":
+                    made[0].arrived("long", [7] * (LONG + 1), 1024, 0, False)
+                    encoder.deliver("long")
+                yield name, row
+
+    made.append(brain_of(brains, real, Meanwhile(settings_of(576), client=encoder), mode="armed"))  # type: ignore[arg-type]
+    made[0].arrived("first", [1], 1024, 0, False)
+    encoder.deliver("first")
+    made[0].settle()
+    assert set(made[0]._live["long"].known) == {"prompt", "text"}
 
 
 @pytest.mark.parametrize("row", [np.full(576, np.nan), np.ones(577)], ids=["nan", "width"])

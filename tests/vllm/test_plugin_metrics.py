@@ -13,6 +13,9 @@ import leap_rs
 from leap_rs._leap import LeapError
 from leap_rs.vllm import metrics as plugin_metrics
 from leap_rs.vllm.metrics import METRICS, MetricsWriter, engine_files, engine_path, read
+from leap_rs.vllm.opening import open_metrics
+from leap_rs.vllm.places import RUN
+from leap_rs.vllm.settings import BrainSettings
 
 prometheus = pytest.importorskip("prometheus_client")
 
@@ -23,7 +26,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([PACKAGE, os.environ.get("PYTHONPATH", "")])}
 
 
-def scraped(directory: Path) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def scraped(directory: Path | None = None) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample that a scrape shows, by name and labels."""
     from leap_rs.vllm.collector import register
 
@@ -80,11 +83,7 @@ def test_an_engine_that_has_ended_is_gone(tmp_path: Path) -> None:
     assert scraped(directory) == {}
     writer.add("evictions")
     # One that was killed could not take its file away.
-    code = (
-        "import os, sys; from pathlib import Path; from leap_rs.vllm.metrics import MetricsWriter;"
-        "MetricsWriter.create(Path(sys.argv[1]), model_name='m', engine=0); os._exit(9)"
-    )
-    command = [sys.executable, "-c", code, str(directory / "engine-0.metrics")]
+    command = [sys.executable, "-c", CRASH, str(directory / "engine-0.metrics")]
     subprocess.run(command, check=False, env=environment())
     assert (directory / "engine-0.metrics").exists()
     assert scraped(directory) == {}
@@ -113,6 +112,7 @@ def test_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine counts as fast as it can while two API processes scrape: no number goes backwards or is read in halves."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv(RUN, "this")
     stop = tmp_path / "stop"
     engine = subprocess.Popen(
         [sys.executable, "-c", ENGINE, str(stop)], stdout=subprocess.PIPE, text=True, env=environment()
@@ -120,17 +120,17 @@ def test_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.stdout is not None
     try:
         assert engine.stdout.readline() == "ready\n"
-        # The file is found by who started whom, without being told where.
+        # The file is found by the run's name, without being told where.
         (path,) = engine_files()
-        # A server beside this one, started by the same parent as the engine, sees it too.
+        # Another server of the run sees it too.
         code = "from leap_rs.vllm.metrics import engine_files; print(*engine_files())"
         beside = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
         )
         assert beside.stdout.split() == [str(path)]
-        before = scraped(path.parent)
+        before = scraped()
         for _ in range(60):
-            now = scraped(path.parent)
+            now = scraped()
             assert at(now, "leap:readout_version") in (0.0, 1.0, 2.0**53 - 1)
             for (name, labels), value in now.items():
                 if name.endswith(("_total", "_bucket", "_count", "_sum")):
@@ -146,17 +146,115 @@ def test_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine_files() == []
 
 
-def test_what_dead_servers_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+CRASH = """
+import os, sys
+from pathlib import Path
+from leap_rs.vllm.metrics import MetricsWriter
+MetricsWriter.create(Path(sys.argv[1]), model_name="m", engine=0)
+os._exit(9)
+"""
+
+
+def test_what_dead_engines_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     mine = engine_path(0)
-    left = mine.parent.parent / str(gone.pid) / "engine-0.metrics"
-    left.parent.mkdir(parents=True, mode=0o700)
-    left.write_bytes(b"left")
+    living = MetricsWriter.create(mine.with_name("living-0.metrics"), model_name="m", engine=0)
+    left = mine.with_name("left-0.metrics")
+    subprocess.run([sys.executable, "-c", CRASH, str(left)], check=False, env=environment())
+    elsewhere = tmp_path / "precious"
+    elsewhere.write_text("")
+    mine.with_name("link-0.metrics").symlink_to(elsewhere)
+    assert left.exists()
     MetricsWriter.create(mine, model_name="m", engine=0).close()
-    assert not left.parent.exists()
+    assert not left.exists()
+    assert elsewhere.exists()
+    assert read(mine.with_name("living-0.metrics")) is not None
+    living.close()
+
+
+def test_an_engine_takes_only_its_own_file_away(tmp_path: Path) -> None:
+    path = tmp_path / "engine-0.metrics"
+    first = MetricsWriter.create(path, model_name="first", engine=0)
+    second = MetricsWriter.create(path, model_name="second", engine=0)
+    first.close()
+    reading = read(path)
+    assert reading is not None
+    assert reading.model_name == "second"
+    second.close()
+    second.close()
+    assert not path.exists()
+
+
+def test_runs_do_not_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv(RUN, "one")
+    writer = MetricsWriter.create(engine_path(0), model_name="m", engine=0)
+    assert engine_files() == [writer.path]
+    monkeypatch.setenv(RUN, "another")
+    assert engine_files() == []
+    writer.close()
+
+
+def test_a_server_started_by_another_is_a_run_of_its_own() -> None:
+    """As a command it is; a process that multiprocessing starts, as vLLM does its own, is part of the run."""
+    code = """
+import multiprocessing, os
+from leap_rs.vllm.places import RUN, name_run, run_name
+def part(queue):
+    name_run()
+    queue.put(run_name())
+if __name__ == "__main__":
+    name_run()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=part, args=(queue,))
+    child.start()
+    print(run_name(), queue.get(), os.environ["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"])
+    child.join()
+"""
+    known = {**environment(), RUN: "outer", "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": "MINE"}
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=known)
+    mine, child, copied = shown.stdout.split()
+    assert mine == child != "outer"
+    assert copied == f"MINE,{RUN}"
+
+
+@pytest.mark.parametrize("spoiled", ["", "metrics"])
+def test_no_place_is_no_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoiled: str) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = tmp_path / f"leap-rs-{os.getuid()}" / spoiled
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    place.symlink_to(tmp_path / "elsewhere")
+    settings = BrainSettings(model="m", weights="m", layer=1, width=4)
+    told: list[str] = []
+    writer = open_metrics(settings, told.append)
+    assert writer.path is None
+    (line,) = told
+    assert line.startswith("no metrics: ")
+    assert str(place) in line
+    assert engine_files() == []
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_full_disk_is_no_metrics(tmp_path: Path) -> None:
+    code = """
+import resource, sys
+from pathlib import Path
+from leap_rs._leap import LeapError
+from leap_rs.vllm.metrics import MetricsWriter
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    MetricsWriter.create(Path(sys.argv[1]), model_name="m", engine=0)
+except LeapError as error:
+    print(error)
+"""
+    path = tmp_path / "engine-0.metrics"
+    shown = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True, env=environment()
+    )
+    assert shown.stdout == f"{path}: cannot be written: File too large\n"
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_files_are_not_read(tmp_path: Path) -> None:
@@ -173,7 +271,7 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LeapError, match="only this user can write"):
         MetricsWriter.create(tmp_path / "open" / "engine-0.metrics", model_name="m", engine=0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(LeapError, match="cannot be written"):
+    with pytest.raises(LeapError, match="cannot be made: File exists"):
         MetricsWriter.create(tmp_path / "file" / "engine-0.metrics", model_name="m", engine=0)
     nowhere = MetricsWriter.nowhere()
     nowhere.add("evictions")

@@ -309,24 +309,10 @@ def test_a_fault_in_it_is_told_once_and_vllm_serves_on_as_it_does_by_itself(
     engine.run(jobs)
     engine.check_end()
     assert failing.failed == 1
-    assert engine.scheduler.leap_room.fault == "RuntimeError: no such resident"
-    assert sum("admission control failed" in record.getMessage() for record in caplog.records) == 1
+    assert engine.scheduler.leap_guard.fault == "RuntimeError: no such resident"
+    assert sum("a fault of the plugin" in record.getMessage() for record in caplog.records) == 1
     # Nobody has been held yet when it fails: what fails comes before the first hold, or is that hold.
     assert engine.outcome == run(jobs, setup, None)
-
-
-def test_a_fault_in_it_leaves_the_order_alone() -> None:
-    jobs = [replace(job, arrival_s=0.0) for job in jobs_of(30, 12)]
-    leap = {"mode": "armed", "memory_weight": 0, "aging": 0}
-    engine = FakeEngine(replace(SHORT, max_num_seqs=1, leap=leap), Oracle(jobs))
-    engine.scheduler.leap_room.core = Failing(engine.scheduler.leap_room.core, "admitted")
-    engine.run(jobs)
-    engine.check_end()
-    assert engine.scheduler.leap_room.fault is not None
-    assert engine.scheduler.leap.armed
-    lengths = {job.name: job.length for job in jobs}
-    order = engine.outcome.finish_order
-    assert [lengths[name] for name in order] == sorted(lengths.values())
 
 
 def test_a_resident_that_it_was_not_told_of_is_no_fault() -> None:
@@ -341,7 +327,7 @@ def test_a_resident_that_it_was_not_told_of_is_no_fault() -> None:
     engine = FakeEngine(replace(SHORT, leap=TELLS), Teller(jobs, armed=False))
     engine.run(jobs, watch=watch)
     engine.check_end()
-    assert engine.scheduler.leap_room.fault is None
+    assert engine.scheduler.leap_guard.fault is None
     assert held.after[-1] > held.after[29]
 
 
@@ -350,7 +336,7 @@ def test_a_limit_beyond_what_the_core_counts_to_is_no_fault() -> None:
     engine = FakeEngine(replace(SHORT, leap=TELLS), Oracle(jobs, armed=False))
     engine.run(jobs)
     engine.check_end()
-    assert engine.scheduler.leap_room.fault is None
+    assert engine.scheduler.leap_guard.fault is None
     assert engine.scheduler.leap_room.core.holds > 0
 
 

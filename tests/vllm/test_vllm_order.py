@@ -197,9 +197,14 @@ def test_after_a_fault_the_brain_is_left_alone() -> None:
     class Broken(Lengths):
         calls = 0
 
+        closed = False
+
         def state(self, request_id: str, row: Any) -> None:
             self.calls += 1
             raise ValueError("width")
+
+        def close(self) -> None:
+            self.closed = True
 
     brain = Broken()
     ranker, _ = ranker_of(brain, Clock())
@@ -213,6 +218,8 @@ def test_after_a_fault_the_brain_is_left_alone() -> None:
     assert (ranker.armed, ranker.fault) == (False, "ValueError: width")
     ranker.finished(request)
     assert brain.ended == []
+    ranker.close()
+    assert brain.closed, "it has a process and threads"
 
 
 def test_the_watcher_is_a_brain_that_never_arms() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leap_rs import ConfigError, PromptFeatures
+from leap_rs import ConfigError, LeapError, PromptFeatures
 from leap_rs.vllm import embedding, plugin
 from leap_rs.vllm.options import given
 
@@ -59,12 +60,13 @@ def test_options_alone_ask_but_not_for_pooling() -> None:
         ({"ubatch_size": 2}, "microbatches"),
         ({"prefill_context_parallel_size": 2}, "prefill context parallelism"),
         ({"tensor_parallel_size": 2}, "enable_sp"),
+        ({"use_sequence_parallel_moe": True}, "sequence-parallel experts"),
     ],
 )
 def test_batches_that_are_split_are_refused(parallel: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        plugin._check_parallel(config(**parallel))
-    plugin._check_parallel(config())
+        plugin.check_parallel(config(**parallel))
+    plugin.check_parallel(config())
 
 
 def test_the_compile_cache_and_the_splitting_of_graphs() -> None:
@@ -117,16 +119,42 @@ def test_a_broken_table_is_a_warning(directory: Path, log: pytest.LogCaptureFixt
     assert "no prompt features but the length" in log.text
 
 
-def test_a_directory_that_others_can_write_is_refused(directory: Path) -> None:
-    path = embedding.table_path(config())
-    path.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match="only this user can write"):
+def _open_to_all(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+def _of_another(path: Path) -> None:
+    path.mkdir()
+    try:
+        os.chown(path, os.getuid() + 1, -1)
+    except PermissionError:
+        pytest.skip("only root can give a directory away")
+
+
+def _link(path: Path) -> None:
+    (path.parent / "elsewhere").mkdir(mode=0o700)
+    path.symlink_to(path.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("spoil", [_open_to_all, _of_another, _link, Path.touch])
+def test_a_place_that_is_not_ours_costs_the_table_alone(
+    directory: Path, log: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
+) -> None:
+    spoil(directory / f"leap-rs-{os.getuid()}")
+    with pytest.raises(LeapError, match=f"leap-rs-{os.getuid()}: (is not a directory that only|cannot be made)"):
         embedding.table_path(config())
-    path.parent.chmod(0o700)
-    path.parent.rename(directory / "elsewhere")
-    path.parent.symlink_to(directory / "elsewhere")
-    with pytest.raises(ConfigError, match="only this user can write"):
-        embedding.table_path(config())
+    assert embedding.load_table(config()) is None
+    # Once for each of the two handlers that may be there.
+    (message,) = {record.getMessage() for record in log.records}
+    assert message.startswith("leap: no prompt features but the length: ")
+
+
+def test_without_any_place_the_table_is_missing(monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture) -> None:
+    # Nobody can make anything there, root neither.
+    monkeypatch.setattr("tempfile.tempdir", "/proc")
+    assert embedding.load_table(config()) is None
+    assert "no prompt features but the length: /proc/leap-rs-" in log.text
 
 
 class Embedding:
@@ -138,22 +166,50 @@ class Embedding:
     def parameters(self) -> Any:
         return iter([self.table])
 
+    def modules(self) -> Any:
+        return iter([])
+
     def embed_input_ids(self, ids: Any) -> Any:
         self.asked += len(ids)
         return self.table[ids] * 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_worker_writes_what_numpy_projects(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_writes_what_numpy_projects(dtype: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(embedding, "_BATCH", 7)
     table = torch.arange(60, dtype=torch.float32).reshape(20, 3).to(getattr(torch, dtype))
     model = Embedding(table)
-    embedding.write_table(model, 20, tmp_path / "table")
+    embedding.write_table(model, 20, tmp_path / "table", 7)
     expected = PromptFeatures(table.float().numpy() * 2).pool(np.arange(20))
     np.testing.assert_allclose(PromptFeatures.load(tmp_path / "table").pool(np.arange(20)), expected, rtol=1e-3)
-    embedding.write_table(model, 20, None)
+    embedding.write_table(model, 20, None, 7)
     assert model.asked == 40
+
+
+@pytest.mark.vllm
+def test_the_table_of_a_model_with_adapters_is_that_of_its_own_embedding(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    layers = pytest.importorskip("vllm.lora.layers")
+    base = torch.nn.Embedding(20, 3)
+
+    class Model(torch.nn.Module):
+        """Wrapped by vLLM's own class, with no mapping of tokens to adapters yet."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed_tokens = layers.VocabParallelEmbeddingWithLoRA(base)
+            self.most = 0
+
+        def embed_input_ids(self, ids: Any) -> Any:
+            self.most = max(self.most, len(ids))
+            return self.embed_tokens(ids) * 2
+
+    model = Model()
+    embedding.write_table(model, 20, tmp_path / "table", 6)
+    expected = PromptFeatures(base.weight.detach().numpy() * 2).pool(np.arange(20))
+    np.testing.assert_allclose(PromptFeatures.load(tmp_path / "table").pool(np.arange(20)), expected, rtol=1e-3)
+    assert model.most == 6
+    assert "forward" not in vars(model.embed_tokens)
 
 
 def test_a_table_that_cannot_be_written_is_a_warning(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:

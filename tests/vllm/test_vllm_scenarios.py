@@ -49,7 +49,7 @@ def test_the_scenarios_reach_what_they_are_for() -> None:
         seen["adapter waits"] += engine.scheduler.leap_adapter_waits
         seen["loads of remote KV"] += len(engine.loads)
         if engine.scheduler.leap_room is not None:
-            assert engine.scheduler.leap_room.fault is None
+            assert engine.scheduler.leap_guard.fault is None
             seen["holds"] += engine.scheduler.leap_room.core.holds
     for what in (
         "slots",

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("vllm.version")
 
 from fake_setup import Job, Oracle, Setup, prompt_of
-from fake_worker import AsyncScheduler, FakeEngine, Scheduler
+from fake_worker import AsyncScheduler, FakeEngine, Scheduler, Step
 from vllm.config import KVTransferConfig
 from vllm.v1.request import RequestStatus
 
@@ -81,6 +81,7 @@ def test_it_hides_nothing_of_vllms_but_what_it_means_to() -> None:
         "_preempt_request",
         "_free_request",
         "finish_requests",
+        "reset_prefix_cache",
     }
     assert all(
         name.startswith("_leap") or name == "_select_waiting_queue_for_scheduling" for name in methods - replaced
@@ -216,6 +217,46 @@ def test_evict_gives_the_place_of_a_long_one_to_a_short_one(async_scheduling: bo
     assert engine.scheduler.leap_evict.evicted == 1
     assert engine.outcome.finish_s["r2"] < 40
     assert sum("r0" in step.preempted or "r1" in step.preempted for step in engine.outcome.steps) == 1
+
+
+@BOTH
+def test_nobody_gives_way_in_a_paused_engine(async_scheduling: bool) -> None:
+    """A pause that waits is over once those inside have ended; nobody may be left behind in the queue."""
+    long, short = jobs_of([400, 400, 10])[:2], replace(jobs_of([10, 10, 10])[2], arrival_s=20.0)
+    setup = Setup(max_num_seqs=2, async_scheduling=async_scheduling)
+    leap = {"mode": "armed", "levers": ["queue", "evict"], "memory_weight": 0, "aging_rate": 0}
+    engine = FakeEngine(replace(setup, leap=leap), Oracle([*long, short]))
+    if not hasattr(engine.scheduler, "set_pause_state"):
+        pytest.skip("this vLLM cannot be paused")
+    state = type(engine.scheduler.pause_state)
+
+    def pause(engine: FakeEngine, step: Step) -> None:
+        if step.now == 10.0:
+            engine.scheduler.set_pause_state(state.PAUSED_NEW)
+
+    engine.run([*long, short], watch=pause)
+    assert set(engine.outcome.reasons) == {"r0", "r1"}
+    assert engine.scheduler.leap_evict.evicted == 0
+    engine.scheduler.set_pause_state(state.UNPAUSED)
+    engine.run([])
+    engine.check_end()
+
+
+@BOTH
+def test_a_reset_for_new_weights_is_no_sign_of_short_memory(async_scheduling: bool) -> None:
+    class Reset(FakeEngine):
+        def _take(self, *args: Any) -> None:
+            super()._take(*args)
+            if self.now == 20.0:
+                assert self.scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    jobs = jobs_of([60, 60, 60])
+    leap = {"mode": "armed", "levers": ["queue", "admission"]}
+    engine = Reset(Setup(async_scheduling=async_scheduling, leap=leap), Oracle(jobs))
+    engine.run(jobs)
+    engine.check_end()
+    assert sum(len(step.admitted) for step in engine.outcome.steps) == 6
+    assert engine.scheduler.leap_recomputed_tokens == 0
 
 
 def test_a_request_is_overtaken_only_within_the_bound_of_aging() -> None:

@@ -68,12 +68,12 @@ def names(requests: list[StandIn]) -> list[str]:
     ids=lambda value: value.request_id if isinstance(value, StandIn) else value,
 )
 def test_what_the_next_step_has_for_a_request(request_: StandIn, kind: int) -> None:
-    assert list(classes([request_], 100)) == [kind]
+    assert list(classes([request_], 100, 1)) == [kind]
 
 
 def test_with_enough_slots_and_memory_nothing_is_touched() -> None:
     slots, running, _, _, _ = residents({"a": 30, "b": 10, "c": 20}, 3)
-    plan = slots.plan(running, ROOM)
+    plan = slots.plan(running, ROOM, 1)
     assert names(plan.order) == names(running)
     assert plan.gated == []
 
@@ -86,14 +86,14 @@ def test_the_shortest_decode_and_the_longest_is_the_victim() -> None:
     brain.lengths["q"] = 900
     for request in (prefill, ending):
         ranker.arrived(request)
-    plan = slots.plan([*running, prefill, ending], 0)
+    plan = slots.plan([*running, prefill, ending], 0, 1)
     assert names(plan.order) == ["q", "b", "d", "e", "p", "c", "a"]
     assert names(plan.gated) == ["a", "c", "e"]
 
 
 def test_with_enough_slots_but_little_memory_the_longest_is_last() -> None:
     slots, running, _, _, _ = residents({"a": 30, "b": 50, "c": 20}, 8)
-    plan = slots.plan(running, 0)
+    plan = slots.plan(running, 0, 1)
     assert names(plan.order) == ["c", "a", "b"]
     assert plan.gated == []
 
@@ -105,7 +105,7 @@ def test_nobody_waits_longer_than_the_cap_and_one_round(seed: int) -> None:
     slots, running, _, _, _ = residents({f"r{i}": rng.randint(1, 1000) for i in range(n)}, k, wait_cap_steps=cap)
     waited = dict.fromkeys((request.request_id for request in running), 0)
     for _ in range(100):
-        plan = slots.plan(running, ROOM)
+        plan = slots.plan(running, ROOM, 1)
         gated = set(names(plan.gated))
         assert len(running) - len(gated) == min(k, n)
         slots.scheduled(plan, {name: 1 for name in waited if name not in gated})
@@ -118,19 +118,19 @@ def test_nobody_waits_longer_than_the_cap_and_one_round(seed: int) -> None:
 def test_without_a_cap_and_aging_the_longest_waits_until_the_others_are_gone() -> None:
     slots, running, _, _, _ = residents({"long": 500, "short": 20}, 1, aging_rate=0)
     for _ in range(50):
-        plan = slots.plan(running, ROOM)
+        plan = slots.plan(running, ROOM, 1)
         assert names(plan.gated) == ["long"]
         slots.scheduled(plan, {"short": 1})
 
 
 def test_a_holder_keeps_its_slot_until_another_is_shorter_by_the_factor() -> None:
     slots, running, _, brain, _ = residents({"a": 100, "b": 101}, 1, hysteresis=1.5)
-    held = slots.plan(running, ROOM)
+    held = slots.plan(running, ROOM, 1)
     assert names(held.gated) == ["b"]
     slots.scheduled(held, {"a": 1})
     for length, gated in [(90, "b"), (68, "b"), (60, "a")]:
         brain.lengths["b"] = length
-        plan = slots.plan(running, ROOM)
+        plan = slots.plan(running, ROOM, 1)
         assert names(plan.gated) == [gated]
 
 
@@ -145,4 +145,4 @@ def test_aging_in_the_slots() -> None:
         clock.now = wait_s
         late = decoding("short")
         ranker.arrived(late)
-        assert names(slots.plan([early, late], ROOM).gated) == [gated]
+        assert names(slots.plan([early, late], ROOM, 1).gated) == [gated]

@@ -120,6 +120,19 @@ def test_rows_are_not_numbers_where_the_operator_did_not_run() -> None:
     assert np.isnan(runner.run(step({"b": 1}, {"b": 0}), ones, ones).leap_rows["b"]).all()
 
 
+@pytest.mark.parametrize("outside", [3, 7, -1])
+def test_a_number_outside_the_rows_gives_no_other_request_s_state(outside: int) -> None:
+    layer = Layer()
+    tap = Tap(ROWS, WIDTH, torch.float32, torch.device("cpu"))
+    install(layer, "layer", tap)
+    tap.aim(("a", "b"), (0, 1), (1, 0), torch.tensor([0, outside]))
+    layer(torch.ones((3, WIDTH)), torch.ones((3, WIDTH)))
+    parcel = tap.collect()
+    assert parcel is not None
+    np.testing.assert_array_equal(parcel.rows()["a"], np.full(WIDTH, 2, np.float32))
+    assert np.isnan(parcel.rows()["b"]).all()
+
+
 def test_a_layer_is_tapped_once() -> None:
     layer = Layer()
     for _ in range(2):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,14 +48,20 @@ def real_traffic(traces: Path, names: Sequence[str] = ("smollm2-sharegpt", "smol
 
 
 class Pooled:
-    """Stands where PromptFeatures stands: the one token of a prompt is the number of its row."""
+    """Stands where PromptFeatures stands.
 
-    def __init__(self, rows: np.ndarray) -> None:
+    Args:
+        rows: What it makes of prompts.
+        numbers: The row of each prompt; without them the one token of a prompt is the number of its row.
+    """
+
+    def __init__(self, rows: np.ndarray, numbers: Mapping[tuple[int, ...], int] | None = None) -> None:
         self.rows = rows
         self.width = rows.shape[1]
+        self._numbers = numbers
 
     def pool(self, token_ids: np.ndarray) -> np.ndarray:
-        return self.rows[int(token_ids[0])]
+        return self.rows[int(token_ids[0]) if self._numbers is None else self._numbers[tuple(token_ids.tolist())]]
 
 
 def stream(

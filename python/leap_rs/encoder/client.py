@@ -172,9 +172,11 @@ class EncoderClient:
             self._end(str(error))
         self._stop()
         # What is asked from now on is answered too.
+        wake = select.poll()
+        wake.register(self._wake, select.POLLIN)
         while not self._closing:
             self._hand_over()
-            select.select([self._wake], [], [])
+            wake.poll()
             os.eventfd_read(self._wake)
         with self._lock:
             self._alive = False

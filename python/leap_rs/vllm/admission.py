@@ -8,7 +8,7 @@ request it goes by the lengths that have finished.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
@@ -16,7 +16,7 @@ from vllm.v1.request import RequestStatus
 
 from leap_rs._leap import Admission
 
-from .compat import LOG, lacks_adapter, seats
+from .compat import lacks_adapter, seats
 from .options import LeapOptions
 from .order import Live, Ranker, generated
 
@@ -66,8 +66,6 @@ class Room:
         self._held = False
         self._asked: tuple[str, int] | None = None
         self._answer = True
-        self._shown: tuple[int, float] = (0, math.nan)
-        self.fault: str | None = None
 
     # Between the steps.
 
@@ -75,24 +73,28 @@ class Room:
         """A request has ended, or has lost its blocks."""
         live = self._inside.pop(request.request_id, None)
         if live is not None:
-            self._try(self.core.preempted if preempted else self.core.left, live.number)
+            self._ranker.guard.call(self.core.preempted if preempted else self.core.left, live.number)
 
     def finished(self, tokens: int) -> None:
         """A request has finished with so many tokens."""
-        self._try(self.core.finished, tokens)
+        self._ranker.guard.call(self.core.finished, tokens)
 
     def learned(self, request_id: str) -> None:
         """More is known of a request's length."""
         live = self._inside.get(request_id)
         if live is not None:
-            self._try(self.core.learned, live.number, self._ranker.table(request_id))
+            self._ranker.guard.call(self.core.learned, live.number, self._ranker.table(request_id))
 
     def shown(self) -> tuple[int, float]:
         """Steps in which the first was held back, and what was held over what was predicted; NaN while unknown."""
-        if self.fault is None:
-            ratio = self.core.peak_ratio
-            self._shown = self.core.holds, math.nan if ratio is None else ratio
-        return self._shown
+        ratio = self.core.peak_ratio
+        return self.core.holds, math.nan if ratio is None else ratio
+
+    def give_up(self) -> None:
+        """Keeps nothing of any request, after a fault."""
+        self._in_step = False
+        self._inside.clear()
+        self._to_relearn.clear()
 
     # In a step.
 
@@ -103,30 +105,18 @@ class Room:
     def end(self, computed: int, recomputed: int) -> None:
         """It has ended, with so many tokens."""
         self._in_step = False
-        self._try(self._enter)
-        self._try(self.core.stepped, computed, recomputed)
+        self._ranker.guard.call(self._enter)
+        self._ranker.guard.call(self.core.stepped, computed, recomputed)
 
     def lets_in(self, head: Any) -> bool:
         """Whether vLLM may look at the head of a queue. Outside of its step it always may."""
-        if not self._in_step or self.fault is not None or self._ranker.fault is not None:
+        if not self._in_step or self._ranker.fault is not None:
             return True
         place = head.request_id, len(self._scheduler.running)
         if place != self._asked:
-            answer = self._try(self._ask, head)
-            self._answer = self.fault is not None or bool(answer)
+            self._answer = bool(self._ranker.guard.call(self._ask, head, otherwise=True))
             self._asked = place
         return self._answer
-
-    def _try(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        if self.fault is not None:
-            return None
-        try:
-            return call(*arguments)
-        except Exception as error:
-            # Serving matters more than memory: from here on vLLM admits as it does by itself.
-            self.fault = f"{type(error).__name__}: {error}"
-            LOG.exception("leap: admission control failed, so vLLM admits whatever fits at the moment from now on")
-            return None
 
     def _ask(self, head: Any) -> bool:
         running = self._scheduler.running

@@ -67,6 +67,16 @@ def preferred(order: Sequence[str], standings: Mapping[str, float]) -> tuple[str
     return tuple(found)
 
 
+def told(judges: Mapping[str, Judge]) -> str:
+    """What is known of each readout, for a log."""
+
+    def one(name: str, judge: Judge) -> str:
+        known = "unknown" if judge.correlation is None else f"{judge.correlation:.2f}"
+        return f"{name}: rank correlation {known}, {'armed' if judge.armed else 'not armed'}"
+
+    return "; ".join(one(name, judge) for name, judge in judges.items())
+
+
 class Judge:
     """Compares one readout's predictions with what came, over a sliding window of finished requests."""
 

@@ -80,9 +80,11 @@ class Tap:
 
     def read(self, hidden_states: torch.Tensor, residual: torch.Tensor) -> None:
         """Within the forward: picks the rows."""
-        # Numbers left from a larger batch may lie past the end of this one. Nobody reads the rows picked for them.
-        index = self._index.clamp(max=hidden_states.shape[0] - 1)
+        # Numbers left from a larger batch may lie past the end of this one, and nobody reads the rows picked for them. Should
+        # one that is read lie there, it must not pass for another request's state.
+        index = self._index.clamp(0, hidden_states.shape[0] - 1)
         torch.add(hidden_states.index_select(0, index), residual.index_select(0, index), out=self._rows)
+        self._rows.masked_fill_((index != self._index).unsqueeze(1), torch.nan)
         if self._request_ids and self._stream is not None and not torch.cuda.is_current_stream_capturing():
             self._parcel = self._send()
 

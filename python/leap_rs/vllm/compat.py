@@ -119,6 +119,17 @@ def check(vllm: ModuleType, scheduler: Any, request: Any) -> Engine:
     )
 
 
+def diffuses(config: Any) -> bool:
+    """Whether the model writes several tokens at once and over again; from 0.32 on vLLM has a scheduler for these."""
+    diffusion = getattr(config, "diffusion_config", None) is not None
+    return diffusion or bool(getattr(config.model_config, "is_diffusion", False))
+
+
+def paused(scheduler: Any) -> bool:
+    """Whether the engine is paused: it lets those inside end, or nobody go on, and admits nobody."""
+    return bool(getattr(scheduler, "pause_state", 0))
+
+
 def seats(scheduler: Any) -> int:
     """Requests that may run at a time. Before 0.32 every seat of the model runner may be taken."""
     return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))

@@ -45,6 +45,15 @@ def layer_number(depth: int, wanted: int | None = None) -> int:
     return wanted
 
 
+def check_last_rank(number: int, first: int, depth: int) -> None:
+    """Refuses a layer whose output is made before the pipeline's last rank, which begins with layer `first`, counted from 0."""
+    if first > number - 1:
+        choice = f": choose {first + 1} to {depth - 1}" if first + 1 < depth else ", and has no two of them"
+        raise ConfigError(
+            f"leap: layer {number} is not on the pipeline's last rank, which answers the scheduler{choice}"
+        )
+
+
 def find_site(model: nn.Module, depth: int, wanted: int | None = None) -> Site | None:
     """The layer to tap in a loaded model; None on all but the last rank of a pipeline.
 
@@ -56,11 +65,7 @@ def find_site(model: nn.Module, depth: int, wanted: int | None = None) -> Site |
     held = [index for index, layer in enumerate(layers) if type(layer).__name__ != "PPMissingLayer"]
     if not held or held[-1] != depth - 1:
         return None
-    if held[0] > number - 1:
-        raise ConfigError(
-            f"leap: layer {number} is not on the pipeline's last rank, which answers the scheduler: choose {held[0] + 1} "
-            f"to {depth - 1}"
-        )
+    check_last_rank(number, held[0], depth)
     layer, follower = layers[number - 1], layers[number]
     reason = unreadable(layer, follower)
     if reason:

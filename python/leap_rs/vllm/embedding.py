@@ -7,16 +7,17 @@ code of its own. The scheduler maps the file and removes its name at once: nothi
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from leap_rs._leap import ConfigError, LeapError, PromptFeatures
+from leap_rs._leap import LeapError, PromptFeatures
+
+from .places import place
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,31 +35,47 @@ def engine_number(vllm_config: Any) -> int:
 
 
 def table_path(vllm_config: Any) -> Path:
-    """Where the worker and the scheduler of one engine meet; in a directory that only this user can write."""
-    directory = Path(tempfile.gettempdir()) / f"leap-rs-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    status = directory.lstat()
-    if directory.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise ConfigError(f"{directory}: is not a directory that only this user can write; remove it or set TMPDIR")
-    return directory / f"embedding-{vllm_config.instance_id}-{engine_number(vllm_config)}"
+    """Where the worker and the scheduler of one engine meet.
+
+    Raises:
+        LeapError: There is no such place.
+    """
+    return place() / f"embedding-{vllm_config.instance_id}-{engine_number(vllm_config)}"
 
 
-def write_table(model: nn.Module, vocabulary: int, path: Path | None) -> None:
+@contextmanager
+def _without_adapters(model: nn.Module) -> Iterator[None]:
+    """Has wrapped layers answer as the layers that they wrap.
+
+    A wrapper for LoRA looks up which adapter each token of a step belongs to, and before the first step nobody has said.
+    """
+    wrappers = [module for module in model.modules() if hasattr(module, "base_layer")]
+    for wrapper in wrappers:
+        wrapper.forward = wrapper.base_layer.forward
+    try:
+        yield
+    finally:
+        for wrapper in wrappers:
+            del wrapper.forward
+
+
+def write_table(model: nn.Module, vocabulary: int, path: Path | None, budget: int = _BATCH) -> None:
     """Projects a loaded model's input embeddings and writes the table.
 
     Args:
         model: The text model.
         vocabulary: Tokens that it knows.
         path: The file. None on the ranks that only take part in looking up a sharded table.
+        budget: The most tokens that a step can have, and so the most that the model's buffers are made for.
     """
     import torch
 
     embed = getattr(model, "embed_input_ids", None) or model.get_input_embeddings
     device = next(model.parameters()).device
-    parts = []
-    with torch.inference_mode():
-        for start in range(0, vocabulary, _BATCH):
-            ids = torch.arange(start, min(start + _BATCH, vocabulary), device=device)
+    parts, size = [], min(budget, _BATCH)
+    with torch.inference_mode(), _without_adapters(model):
+        for start in range(0, vocabulary, size):
+            ids = torch.arange(start, min(start + size, vocabulary), device=device)
             part = embed(ids)
             if path is not None:
                 parts.append(part.cpu())
@@ -70,20 +87,23 @@ def write_table(model: nn.Module, vocabulary: int, path: Path | None) -> None:
     try:
         PromptFeatures(array).save(path)
     except LeapError as error:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         LOG.warning("leap: no prompt features but the length: %s", error)
 
 
 def load_table(vllm_config: Any) -> PromptFeatures | None:
     """The table that this engine's worker wrote, mapped; None, and a warning, where there is none."""
-    path = table_path(vllm_config)
     try:
-        return PromptFeatures.load(path)
+        path = table_path(vllm_config)
+        try:
+            return PromptFeatures.load(path)
+        finally:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
     except LeapError as error:
         LOG.warning("leap: no prompt features but the length: %s", error)
         return None
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def prompt_width(prompt_features: PromptFeatures | None) -> int:

@@ -11,8 +11,8 @@ import contextlib
 import json
 import mmap
 import os
+import secrets
 import struct
-import tempfile
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ import numpy.typing as npt
 
 from leap_rs._leap import LeapError
 from leap_rs.trace.files import reason
+
+from .places import held, hold, place, private, run_name
 
 MAGIC = b"LEAPMET1"
 _HEAD = struct.Struct("<8sQ")
@@ -65,9 +67,11 @@ METRICS = (
     _by_readout("absolute_error_tokens", "histogram", "|Predicted - actual| output tokens of labels.", *_TOKENS),
     _by_readout("rank_correlation", "gauge", "Spearman's rank correlation over the window; NaN while undefined."),
     Metric("labels", "counter", "Finished engine requests by what they say of lengths.", "kind", LABEL_KINDS),
+    Metric("nothing_to_learn", "gauge", "1 while none of the last 500 requests that finished is a label, else 0."),
     _by_readout("dropped_labels", "counter", "Labels that found the learner's queue full."),
     _by_readout("refused_rows", "counter", "Feature rows that could not be used (NaN, infinite, of another width)."),
     _by_readout("updates", "counter", "Updates of a readout by finished requests, those of a resumed state included."),
+    Metric("faults", "counter", "Faults of the plugin: after the first one the schedule is vLLM's own for good."),
     _by_readout("armed_readout", "gauge", "1 where the schedule may follow a readout, else 0."),
     Metric("mode", "gauge", "1 for the mode in force: shadow is vLLM's own order.", "mode", ("shadow", "armed")),
     Metric("readout_version", "gauge", "Times that the predictions of live requests were renewed."),
@@ -103,6 +107,7 @@ class MetricsWriter:
     def __init__(self, values: npt.NDArray[np.float64], path: Path | None, mapped: mmap.mmap | None) -> None:
         self._values = values
         self._mapped = mapped
+        self._inode = path.stat() if path is not None else None
         self.path = path
         self._places = {(m.name, value): (at, m.buckets) for m, value, at in _places(METRICS)}
         for readout in READOUTS:
@@ -117,16 +122,19 @@ class MetricsWriter:
             LeapError: It cannot be written.
         """
         metrics = [vars(m) for m in METRICS]
-        schema = {"model_name": model_name, "engine": str(engine), "pid": os.getpid(), "metrics": metrics}
+        schema = {"model_name": model_name, "engine": str(engine), "metrics": metrics}
         text = json.dumps(schema).encode()
         text += b" " * (-(len(text)) % 8)
         size = 8 * sum(m.width * max(len(m.values), 1) for m in METRICS)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        private(path.parent)
+        _sweep(path.parent)
         try:
-            private_directory(path.parent)
-            _sweep(path.parent)
-            temporary.write_bytes(_HEAD.pack(MAGIC, len(text)) + text + bytes(size))
-            with temporary.open("r+b") as file:
+            with temporary.open("x+b") as file:
+                # Before it has its name, so that nobody ever finds it without. What is mapped keeps the file open.
+                hold(file.fileno())
+                file.write(_HEAD.pack(MAGIC, len(text)) + text + bytes(size))
+                file.flush()
                 mapped = mmap.mmap(file.fileno(), 0)
             temporary.replace(path)
         except OSError as error:
@@ -162,8 +170,10 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Takes the file away; what is still written goes nowhere."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            # Another engine of this number may have come since.
+            if self.path is not None and self._inode is not None and os.path.samestat(self._inode, self.path.lstat()):
+                self.path.unlink()
 
 
 @dataclass(frozen=True)
@@ -181,10 +191,20 @@ class Reading:
             yield metric, value, self.values[at : at + metric.width]
 
 
+def show_given_up(metrics: MetricsWriter) -> None:
+    """What the scheduler shows after a fault: vLLM's own order, and nobody held back."""
+    metrics.set("mode", 1.0, "shadow")
+    metrics.set("mode", 0.0, "armed")
+    metrics.set("gated_requests", 0.0)
+    metrics.set("blocked_requests", 0.0)
+
+
 def read(path: Path) -> Reading | None:
     """An engine's file; None where there is none that is whole, or its engine has ended without taking it away."""
     try:
         with path.open("rb") as file:
+            if not held(file.fileno()):
+                return None
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):
         return None
@@ -195,8 +215,6 @@ def read(path: Path) -> Reading | None:
         if magic != MAGIC:
             return None
         schema = json.loads(mapped[_HEAD.size : _HEAD.size + length])
-        if not _alive(schema["pid"]):
-            return None
         numbers = np.frombuffer(mapped, dtype=np.float64, offset=_HEAD.size + length)
         # Number by number, each in one load: a copy of the whole would be one of bytes.
         values = tuple(numbers.tolist())
@@ -215,47 +233,31 @@ def _places(metrics: Sequence[Metric]) -> Iterator[tuple[Metric, str, int]]:
         at += metric.width
 
 
-def private_directory(path: Path) -> None:
-    """Makes a directory that only this user can write, or checks that it is one."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = path.lstat()
-    if path.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(1, "is not a directory that only this user can write", str(path))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
 def _sweep(directory: Path) -> None:
-    """Takes away what engines whose server has ended have left beside `directory`."""
-    if not directory.name.isdigit():
-        return
-    for other in directory.parent.iterdir():
-        if other.name.isdigit() and not _alive(int(other.name)):
-            with contextlib.suppress(OSError):
-                for path in other.iterdir():
-                    path.unlink(missing_ok=True)
-                other.rmdir()
-
-
-def _root() -> Path:
-    return Path(tempfile.gettempdir()) / f"leap-rs-{os.getuid()}" / "metrics"
+    """Takes away the files in a directory of ours whose engines have ended."""
+    for path in directory.glob("*.metrics"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if not held(descriptor):
+                    path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def engine_path(engine: int, directory: Path | None = None) -> Path:
-    """Where an engine's process writes. Without a `directory`, under the process that started it."""
-    return (directory or _root() / str(os.getppid())) / f"engine-{engine}.metrics"
+    """Where an engine's process writes. Without a `directory`, where the API processes of its run look.
+
+    Raises:
+        LeapError: There is no such place.
+    """
+    return directory / f"engine-{engine}.metrics" if directory else place("metrics") / f"{run_name()}-{engine}.metrics"
 
 
 def engine_files(directory: Path | None = None) -> list[Path]:
-    """The files that an API process reads: of the engines that it started, or that were started beside it."""
-    family = dict.fromkeys((os.getpid(), os.getppid()))
-    directories = [directory] if directory is not None else [_root() / str(pid) for pid in family]
-    return sorted(path for place in directories for path in place.glob("engine-*.metrics"))
+    """The files that an API process reads: of the engines of its run."""
+    try:
+        found = directory.glob("engine-*.metrics") if directory else place("metrics").glob(f"{run_name()}-*.metrics")
+    except LeapError:
+        return []
+    return sorted(found)

@@ -21,9 +21,11 @@ import numpy.typing as npt
 
 from leap_rs._leap import LeapError, Learner, PromptFeatures, RemainingTable
 
-from .auto import PREFERENCE, Judge, Judged, preferred
+from .auto import PREFERENCE, Judge, Judged, preferred, told
 from .embedding import pooled, prompt_width
-from .known import Known, Live
+from .ends import Ends
+from .guard import Guard
+from .known import Known, Live, neutral, rescore
 from .labels import Limits, label
 from .opening import open_metrics, open_readouts
 from .reading import Reading
@@ -31,17 +33,17 @@ from .readouts import Kind
 from .settings import BrainSettings
 
 LOG = logging.getLogger("vllm.leap_rs")
+_warn = functools.partial(LOG.warning, "leap: %s")
 
 POLL_S = 0.1
 RENEW_S = 0.25
 """Renewing the live requests takes the interpreter from the scheduler for a moment; this often is fresh enough."""
 RENEW_SHARE = 0.1
 """Most of the time of the brain's thread that renewing may take, however many requests are live."""
-CHUNK = 64
 LONG = 4096
 """Prompts of more tokens are pooled by the brain's own thread: a step waits for none of them."""
 MOST_WAITING = 4096
-"""Finished requests that may wait to be learned with their rows: memory stays bounded where a disk hangs."""
+"""Of finished requests, long prompts and predictions that wait for the brain's thread: memory stays bounded where it hangs."""
 
 
 class OnlineBrain:
@@ -66,12 +68,10 @@ class OnlineBrain:
         self._told: set[str] = set()
         self._live: dict[str, Live] = {}
         self._done: deque[tuple[Live, str, int]] = deque()
-        self._long: deque[tuple[str, Live, Sequence[int]]] = deque()
-        self._fresh: deque[str] = deque()
-        self._predicted: deque[tuple[str, float, RemainingTable | None]] = deque()
-        self._overflow = 0
+        self._long: deque[tuple[str, Live, Sequence[int]]] = deque(maxlen=MOST_WAITING)
+        self._fresh: deque[str] = deque(maxlen=MOST_WAITING)
+        self._predicted: deque[tuple[str, float, RemainingTable | None]] = deque(maxlen=MOST_WAITING)
         self._version = 0
-        self.fault: str | None = None
         widths: dict[Kind, int] = {"prompt": prompt_width(prompt_features)}
         if self._reading.info is not None:
             widths["text"] = self._reading.info.width + widths["prompt"]
@@ -89,8 +89,10 @@ class OnlineBrain:
         self._saved = dict(self._renewed)
         self._next_renewal_s = 0.0
         self._trusted = self._trust()
-        self._neutral = self._neutral_table()
+        self._neutral = neutral(self._finished, self._finished_tokens, self.settings.max_tokens, self._rule)
         self.metrics = open_metrics(settings, _warn)
+        self.guard = Guard(self.metrics)
+        self._ends = Ends(self.metrics)
         self._publish()
         self._wake, self._stop = threading.Event(), False
         self._reading.start(self._wake.set, _warn)
@@ -99,6 +101,11 @@ class OnlineBrain:
         self._thread.start()
 
     # What the scheduler asks. None of it waits.
+
+    @property
+    def fault(self) -> str | None:
+        """The first fault of anything that is the plugin's."""
+        return self.guard.fault
 
     @property
     def armed(self) -> bool:
@@ -125,7 +132,7 @@ class OnlineBrain:
         self, request_id: str, prompt_token_ids: Sequence[int], max_tokens: int, min_tokens: int, ignore_eos: bool
     ) -> None:
         """A request has come in."""
-        if request_id in self._live:
+        if request_id in self._live or self._failed():
             return
         live = self._live[request_id] = Live(Limits(max(max_tokens, 1), min_tokens, ignore_eos))
         if live.limits.forced:
@@ -135,13 +142,12 @@ class OnlineBrain:
             self._wake.set()
         elif len(prompt_token_ids) > 0:
             self._predict("prompt", live, lambda: pooled(self._pooling, prompt_token_ids))
-        teaches = self.fault is None and not live.limits.forced
-        self._reading.ask(request_id, prompt_token_ids, teaches=teaches)
+        self._reading.ask(request_id, prompt_token_ids, teaches=not live.limits.forced)
 
     def state(self, request_id: str, row: npt.NDArray[np.float32] | npt.NDArray[np.float16]) -> None:
         """The hidden state of a request's last prompt token has come in."""
         live = self._live.get(request_id)
-        if live is None:
+        if live is None or self._failed():
             return
         live.captured = True
         if not live.limits.forced and "state" in self._learners:
@@ -163,13 +169,13 @@ class OnlineBrain:
     ) -> None:
         """A request has ended."""
         live = self._live.pop(request_id, None)
-        if live is None:
+        if live is None or self._failed():
             return
         self._reading.forget(request_id)
         if len(self._done) >= MOST_WAITING:
-            live.known.clear()
-            self._overflow += 1
-        self._done.append((live, reason, output_tokens))
+            self._ends.left_out(label(live.limits, reason, output_tokens))
+        else:
+            self._done.append((live, reason, output_tokens))
         self._wake.set()
 
     def save(self) -> None:
@@ -197,10 +203,13 @@ class OnlineBrain:
             self._reading.close()
             self.metrics.close()
 
+    def learned(self) -> str:
+        """What has been learned, in a line."""
+        return f"learned before: {self._finished} labels; {told(self._judges)}"
+
     def table(self, request_id: str) -> RemainingTable | None:
         """What the readouts that have proven themselves know of a request, or its client has settled."""
-        live = self._live.get(request_id)
-        if live is None:
+        if (live := self._live.get(request_id)) is None:
             return None
         if live.length is not None:
             return live.length
@@ -230,45 +239,58 @@ class OnlineBrain:
             self._wake.wait(POLL_S)
             self._wake.clear()
             asked, self._settled = self._settled, None
-            try:
-                self._turn(at_once=asked is not None, save=asked is not None and asked[1])
-            except Exception as error:
-                # Serving matters more than learning: what was predicted stays, and orders nothing.
-                self.fault = f"{type(error).__name__}: {error}"
-                LOG.exception("leap: learning has stopped, so the order is first come first served from now on")
-                for name in self._learners:
-                    self.metrics.set("armed_readout", 0.0, name)
+            self.guard.call(self._turn, asked is not None, asked is not None and asked[1])
+            if over := self.guard.fault is not None:
+                self.guard.always(self._give_up)
+            if asked is not None:
+                asked[0].set()
+            if over:
                 return
-            finally:
-                if asked is not None:
-                    asked[0].set()
 
-    def _turn(self, *, at_once: bool, save: bool) -> None:
+    def _give_up(self) -> None:
+        self._failed()
+        for name in self._learners:
+            self.metrics.set("armed_readout", 0.0, name)
+        self._reading.close()
+        self._reading.show(self.metrics)
+
+    def _failed(self) -> bool:
+        """Whether there was a fault; nothing is kept of any request then."""
+        if self.guard.fault is None:
+            return False
+        for kept in (self._live, self._done, self._long, self._fresh, self._predicted):
+            kept.clear()
+        return True
+
+    def _turn(self, at_once: bool, save: bool) -> None:
         self._read()
+        self._ends.catch_up()
         while self._done:
             self._learn(*self._done.popleft())
         if at_once:
             self._flush()
-        self._neutral = self._neutral_table()
+        self._neutral = neutral(self._finished, self._finished_tokens, self.settings.max_tokens, self._rule)
         self._renew(at_once=at_once)
         self._save(at_once=save)
         self._publish()
 
     def _read(self) -> None:
         """Predicts by what has been read of prompts since they arrived."""
+        self._read_long()
+        for request_id, text in self._reading.rows():
+            # A row may come as soon as its prompt has been handed over, and is of use with the prompt's own alone.
+            self._read_long()
+            # Whose length is settled has no row of the prompt either.
+            if (live := self._live.get(request_id)) is not None and (prompt := live.known.get("prompt")) is not None:
+                self._came("text", request_id, live, functools.partial(np.concatenate, (text, prompt.row)))
+
+    def _read_long(self) -> None:
         while self._long:
             request_id, live, prompt_token_ids = self._long.popleft()
-            self._predict("prompt", live, functools.partial(pooled, self._pooling, prompt_token_ids))
-            self._freshen("prompt", request_id, live)
-        for request_id, text in self._reading.rows():
-            found = self._live.get(request_id)
-            prompt = found.known.get("prompt") if found is not None else None
-            # Whose length is settled has no row of the prompt either.
-            if found is not None and prompt is not None:
-                self._predict("text", found, functools.partial(np.concatenate, (text, prompt.row)))
-                self._freshen("text", request_id, found)
+            self._came("prompt", request_id, live, functools.partial(pooled, self._pooling, prompt_token_ids))
 
-    def _freshen(self, name: str, request_id: str, live: Live) -> None:
+    def _came(self, name: str, request_id: str, live: Live, row_of: Callable[[], npt.NDArray[Any]]) -> None:
+        self._predict(name, live, row_of)
         known = live.known.get(name)
         if known is not None and known.table.known and name in self._trusted:
             self._fresh.append(request_id)
@@ -282,7 +304,7 @@ class OnlineBrain:
 
     def _learn(self, live: Live, reason: str, output_tokens: int) -> None:
         what = label(live.limits, reason, output_tokens)
-        self.metrics.add("labels", value=what.kind.value)
+        self._ends.add(what)
         if not what.taught:
             return
         self._finished += 1
@@ -299,8 +321,7 @@ class OnlineBrain:
 
     def _renew(self, *, at_once: bool) -> None:
         """Scores the live requests once more where weights have changed, and lets the scheduler know."""
-        trusted = self._trust()
-        if trusted != self._trusted:
+        if (trusted := self._trust()) != self._trusted:
             self._trusted = trusted
             self._version += 1
             if self.settings.mode == "auto":
@@ -315,13 +336,7 @@ class OnlineBrain:
         requests = list(self._live.values())
         for name in stale:
             live = [(one, known) for one in requests if (known := one.known.get(name)) is not None]
-            for at in range(0, len(live), CHUNK):
-                part = live[at : at + CHUNK]
-                rows = np.stack([known.row for _, known in part])
-                caps = [one.limits.max_tokens for one, _ in part]
-                tables = self._learners[name].tables(rows, caps, **self._rule, seen=True)
-                for (_, known), table in zip(part, tables, strict=True):
-                    known.table = table
+            rescore(self._learners[name], live, self._rule)
             self.metrics.add("rescored_requests", len(live))
             self._renewed[name] = updates[name]
         self._version += 1
@@ -333,13 +348,6 @@ class OnlineBrain:
         self._preferred = preferred(self._preferred, {name: judge.standing for name, judge in self._judges.items()})
         by_proof = self.settings.mode == "auto"
         return tuple(name for name in self._preferred if self._judges[name].armed or not by_proof)
-
-    def _neutral_table(self) -> RemainingTable:
-        """What a request without an estimate is ordered by: the running mean, the same for all."""
-        budget = self.settings.max_tokens
-        mean = self._finished_tokens / self._finished if self._finished else budget / 4
-        root = math.sqrt(max(mean, 1.0))
-        return RemainingTable(root, root / 2, budget, **self._rule)
 
     def _save(self, *, at_once: bool = False) -> None:
         if self._store is None:
@@ -378,7 +386,7 @@ class OnlineBrain:
             rho = math.nan if judge.correlation is None else judge.correlation
             self.metrics.set("rank_correlation", rho, name)
             self.metrics.set("updates", learner.updates, name)
-            self.metrics.set("dropped_labels", learner.dropped + self._overflow, name)
+            self.metrics.set("dropped_labels", learner.dropped + self._ends.overflow, name)
             self.metrics.set("armed_readout", float(name in self._trusted and self.armed), name)
             if learner.fault is not None:
                 self._tell(f"fault {name}", f"the {name} readout has left labels out: {learner.fault}")
@@ -390,7 +398,3 @@ class OnlineBrain:
         if key not in self._told:
             self._told.add(key)
             _warn(text)
-
-
-def _warn(text: str) -> None:
-    LOG.warning("leap: %s", text)

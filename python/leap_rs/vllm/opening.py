@@ -46,8 +46,8 @@ def open_readouts(
 
 def open_metrics(settings: BrainSettings, tell: Callable[[str], None]) -> MetricsWriter:
     """Opens the file of the engine's metrics; where it cannot be written there are none."""
-    path = engine_path(settings.engine, settings.metrics_dir)
     try:
+        path = engine_path(settings.engine, settings.metrics_dir)
         return MetricsWriter.create(path, model_name=settings.model, engine=settings.engine)
     except LeapError as error:
         tell(f"no metrics: {error}")

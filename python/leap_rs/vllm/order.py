@@ -1,6 +1,6 @@
 """What the core makes the keys of live requests of: remaining length, average KV cache, the aging clock at arrival.
 
-One place that asks the brain. Whatever it answers, and if it fails, the engine goes on: a failure disarms for good.
+One place that asks the brain. Whatever it answers, and if it fails, the engine goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from leap_rs._leap import RemainingTable, static_key
 
 from .brain import Brain, Reason
-from .compat import LOG
+from .guard import Guard
 from .metrics import MetricsWriter
 from .options import LeapOptions
 from .recorder import Recorder
@@ -41,6 +41,8 @@ class Live:
     """Output tokens that it has once the steps are done that were under way when it was preempted."""
     row: Any = None
     """Its hidden state, where what is served is recorded."""
+    session: bool = False
+    """Whether its input came in turns."""
 
 
 class Rank(NamedTuple):
@@ -78,7 +80,12 @@ class Ranker:
         self._table: Callable[[str], RemainingTable | None] | None = getattr(brain, "table", None)
         self._fresh: Callable[[], Sequence[str]] | None = getattr(brain, "fresh", None)
         self.metrics: MetricsWriter | None = getattr(brain, "metrics", None)
-        self.fault: str | None = None
+        self.guard: Guard = getattr(brain, "guard", None) or Guard(self.metrics)
+
+    @property
+    def fault(self) -> str | None:
+        """The first fault of anything that is the plugin's."""
+        return self.guard.fault
 
     @property
     def armed(self) -> bool:
@@ -105,8 +112,10 @@ class Ranker:
         """Takes a request in."""
         now = self.now()
         aged, mean_tokens = self.aging.arrival(now)
-        self._live[request.request_id] = Live(self._arrived, now, aged, mean_tokens, now)
+        self._live[request.request_id] = Live(self._arrived, now, aged, mean_tokens, now, session=session(request))
         self._arrived += 1
+        if session(request):
+            return
         sampling = request.sampling_params
         self._ask(
             lambda: self._brain.arrived(
@@ -137,7 +146,7 @@ class Ranker:
     def finished(self, request: Any) -> int | None:
         """Lets a request go; returns its length, where it has one."""
         live = self._live.pop(request.request_id, None)
-        if live is None:
+        if live is None or live.session:
             return None
         reason = _reason(request) if self._labels else "error"
         length = int(request.num_output_tokens) if reason in ("stop", "length") and request.num_output_tokens else None
@@ -154,8 +163,14 @@ class Ranker:
     def close(self) -> None:
         """Shuts the recorder and the brain down."""
         if self._recorder is not None:
-            self._recorder.close()
-        self._ask(self._brain.close, None)
+            self.guard.always(self._recorder.close)
+        self.guard.always(self._brain.close)
+
+    def give_up(self) -> None:
+        """Keeps nothing of any request, after a fault."""
+        self._live.clear()
+        if self._recorder is not None:
+            self._recorder.no_more()
 
     def live(self, request: Any) -> Live:
         """What is kept of a request; one that came in by no door of ours is taken in now."""
@@ -222,15 +237,15 @@ class Ranker:
         )
 
     def _ask(self, call: Callable[[], Any], otherwise: Any) -> Any:
-        if self.fault is not None:
-            return otherwise
-        try:
-            return call()
-        except Exception as error:
-            # Serving matters more than ordering: from here on the engine is stock vLLM.
-            self.fault = f"{type(error).__name__}: {error}"
-            LOG.exception("leap: prediction failed, so the order is first come first served from now on")
-            return otherwise
+        return self.guard.call(call, otherwise=otherwise)
+
+
+def session(request: Any) -> bool:
+    """Whether its input comes in turns, each with an answer of its own: it has no one length, and nothing is learned of it.
+
+    vLLM counts the tokens of the last turn alone, and answers each before it knows what is still to come.
+    """
+    return bool(getattr(request, "resumable", False))
 
 
 def generated(request: Any, live: Live) -> int:

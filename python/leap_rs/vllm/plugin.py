@@ -1,20 +1,23 @@
 """The entry point `vllm.general_plugins`: vLLM calls `register` in each of its processes, in every run.
 
-So it does next to nothing: it has vLLM tell it about each worker and each set of engines that is made, and leaves them
-alone unless the run asks for leap-rs. Where it does, the worker taps its model right after having loaded it, before
-anything is compiled, and engines that have something to save get the time for it when they are stopped.
+So it does next to nothing: it has vLLM tell it about each configuration, each executor, each worker and each set of
+engines that is made, and leaves them alone unless the run asks for leap-rs. Where it does, what is wrong with the
+configuration is told before a model is loaded, the worker taps its model right after having loaded it, before anything is
+compiled, and engines that have something to save get the time for it when they are stopped.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from leap_rs._leap import ConfigError
+from leap_rs._leap import ConfigError, LeapError
 
-from .options import given, set_aside
+from .options import given, parse, set_aside
+from .places import name_run
 
 # Below vLLM's own logger, so that lines come out in its format.
 LOG = logging.getLogger("vllm.leap_rs")
@@ -26,33 +29,82 @@ GRACE_S = 5.0
 
 def register() -> None:
     """Makes vLLM's workers tap the models that they load, where a run asks for it. Calling it again changes nothing."""
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.utils import CoreEngineProcManager
+    from vllm.v1.executor.abstract import Executor
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
+    name_run()
     _give_time_to_save(CoreEngineProcManager)
-
+    # The front end, the engine core and the worker may be processes of their own, on machines of their own.
+    _wrap(EngineArgs, "create_engine_config", _checks_what_it_makes)
+    _wrap(Executor, "__init__", _checks_what_it_is_given)
     # Not the creation of a worker: a worker's process loads its plugins only in the midst of that.
-    original = WorkerWrapperBase.init_device
-    if hasattr(original, _MARK):
-        return
+    _wrap(WorkerWrapperBase, "init_device", _taps)
 
-    @functools.wraps(original)
+
+def _wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+    """Puts what `around` makes of a method in its place, once."""
+    original = getattr(owner, name)
+    if not hasattr(original, _MARK):
+        wrapped = functools.wraps(original)(around(original))
+        setattr(wrapped, _MARK, True)
+        setattr(owner, name, wrapped)
+
+
+def _checks_what_it_makes(original: Any) -> Any:
+    def create(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = original(self, *args, **kwargs)
+        check(config)
+        return config
+
+    return create
+
+
+def _checks_what_it_is_given(original: Any) -> Any:
+    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        check(vllm_config)
+        original(self, vllm_config, *args, **kwargs)
+
+    return init
+
+
+def _taps(original: Any) -> Any:
     def init_device(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check(self.vllm_config)
         if selected(self.vllm_config):
             _tap_when_loaded(self.worker, self.vllm_config)
         return original(self, *args, **kwargs)
 
-    setattr(init_device, _MARK, True)
-    WorkerWrapperBase.init_device = init_device
+    return init_device
+
+
+def check(vllm_config: Any) -> None:
+    """Refuses a run that asks for leap-rs and cannot have it: here, before a model is loaded and compiled.
+
+    Raises:
+        ConfigError: Names what is wrong.
+    """
+    if _schedules(vllm_config):
+        from .start import checked
+
+        checked(vllm_config)
+    if selected(vllm_config):
+        parse({"leap": given(vllm_config)})
+        check_parallel(vllm_config)
 
 
 def selected(vllm_config: Any) -> bool:
     """Whether a run asks for leap-rs: by its scheduler, or by options for it."""
     if getattr(vllm_config.model_config, "runner_type", "generate") != "generate":
         return False
+    return _schedules(vllm_config) or given(vllm_config) is not None
+
+
+def _schedules(vllm_config: Any) -> bool:
     scheduler = vllm_config.scheduler_config.scheduler_cls
     module = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "")
-    return str(module).startswith("leap_rs.vllm") or _options(vllm_config) is not None
+    return str(module).startswith("leap_rs.vllm")
 
 
 def _options(vllm_config: Any) -> Mapping[str, Any] | None:
@@ -104,7 +156,7 @@ def tap_model(runner: Any, vllm_config: Any) -> None:
     """Taps the model that a model runner has loaded and writes the table of its projected embeddings.
 
     Raises:
-        ConfigError: The model, or the way in which it is spread over devices, is none that can be tapped.
+        ConfigError: The model is none that can be tapped.
     """
     from vllm.distributed import get_pp_group, get_tensor_model_parallel_rank
 
@@ -113,14 +165,17 @@ def tap_model(runner: Any, vllm_config: Any) -> None:
     from .embedding import table_path, write_table
     from .transport import connect
 
-    _check_parallel(vllm_config)
     model_config = vllm_config.model_config
     model = runner.get_model()
     depth = model_config.hf_text_config.num_hidden_layers
     answers = get_tensor_model_parallel_rank() == 0
     if get_pp_group().is_first_rank:
-        path = table_path(vllm_config) if answers else None
-        write_table(language_model(model), model_config.get_vocab_size(), path)
+        path = None
+        # Where there is no place for it the scheduler says so, which looks for it.
+        with suppress(LeapError):
+            path = table_path(vllm_config) if answers else None
+        budget = vllm_config.scheduler_config.max_num_batched_tokens
+        write_table(language_model(model), model_config.get_vocab_size(), path, budget)
     site = find_site(model, depth, (_options(vllm_config) or {}).get("layer"))
     if site is None:
         return
@@ -135,7 +190,12 @@ def tap_model(runner: Any, vllm_config: Any) -> None:
     )
 
 
-def _check_parallel(vllm_config: Any) -> None:
+def check_parallel(vllm_config: Any) -> None:
+    """Refuses, from the configuration alone, batches that are spread over devices in a way that cannot be tapped.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
     parallel = vllm_config.parallel_config
     if getattr(parallel, "enable_dbo", False) or getattr(parallel, "ubatch_size", 0):
         raise ConfigError(
@@ -143,6 +203,11 @@ def _check_parallel(vllm_config: Any) -> None:
         )
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         raise ConfigError("leap: prompts that are split over devices (prefill context parallelism) cannot be tapped")
+    if getattr(parallel, "use_sequence_parallel_moe", False):
+        raise ConfigError(
+            "leap: rows that are split over devices (sequence-parallel experts: expert parallelism with tensor and data "
+            "parallelism) cannot be tapped"
+        )
     passes = vllm_config.compilation_config.pass_config
     if parallel.tensor_parallel_size > 1 and getattr(passes, "enable_sp", False):
         raise ConfigError("leap: a residual stream that is split over devices (enable_sp) cannot be tapped")

@@ -23,6 +23,9 @@ from .recorder import Recorder
 
 Row = npt.NDArray[np.float32]
 
+MOST_ROWS = 4096
+"""That wait for the brain's thread: memory stays bounded where it hangs."""
+
 
 class Reading:
     """The text encoder of an engine, which may have none. No call waits for it.
@@ -45,7 +48,7 @@ class Reading:
         self._recorder = recorder
         self._make = client
         self._client: EncoderClient | None = None
-        self._rows: deque[tuple[str, Row]] = deque()
+        self._rows: deque[tuple[str, Row]] = deque(maxlen=MOST_ROWS)
 
     @property
     def info(self) -> EncoderInfo | None:
@@ -90,6 +93,7 @@ class Reading:
         """Ends the encoder's process."""
         if self._client is not None:
             self._client.close()
+        self._rows.clear()
 
     def _hand_on(self, wake: Callable[[], None]) -> None:
         """On the client's own thread."""

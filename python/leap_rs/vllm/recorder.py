@@ -178,6 +178,12 @@ class Recorder:
         )
         self._waiting.append(served)
 
+    def no_more(self) -> None:
+        """No other request will be handed over, and no row of the text encoder either."""
+        for text in tuple(self._texts.values()):
+            text.came = True
+        self._texts.clear()
+
     def close(self) -> None:
         """Writes what is left, and stops."""
         if self._stop.is_set():

@@ -11,23 +11,44 @@ from leap_rs._leap import ConfigError, LeapError, PromptFeatures
 from leap_rs.encoder.client import ClientSettings
 from leap_rs.encoder.source import EncoderInfo, inspect
 
-from .compat import LOG
-from .decoder import layer_number
+from .compat import LOG, diffuses
+from .decoder import check_last_rank, layer_number
 from .embedding import engine_number, load_table
 from .online import OnlineBrain
-from .options import LeapOptions
+from .options import LeapOptions, given, parse
 from .reading import Reading
 from .recorder import Recorder
 from .settings import BrainSettings
 from .state import published
 
 
-def refuse(config: Any, options: LeapOptions) -> None:
-    """Refuses what cannot be ordered or learned from.
+def checked(config: Any) -> LeapOptions:
+    """The options of a run with our scheduler, once nothing of them and of vLLM's configuration is to be refused.
 
     Raises:
         ConfigError: Names the option.
     """
+    options = parse({"leap": given(config)}) or LeapOptions()
+    refuse(config, options)
+    return options
+
+
+def refuse(config: Any, options: LeapOptions) -> None:
+    """Refuses what cannot be ordered or learned from, by the configuration alone: each process asks before it loads a model.
+
+    Raises:
+        ConfigError: Names the option.
+    """
+    backend = config.parallel_config.distributed_executor_backend
+    if getattr(backend, "__name__", backend) in ("external_launcher", "ExecutorWithExternalLauncher"):
+        raise ConfigError(
+            "distributed_executor_backend 'external_launcher': every rank schedules for itself and all must decide alike, "
+            "but the order of leap-rs follows a clock and what a thread has learned"
+        )
+    if diffuses(config):
+        raise ConfigError(
+            "diffusion models: their answers are not written token by token, and vLLM has a scheduler of its own for them"
+        )
     if config.scheduler_config.policy != "fcfs":
         raise ConfigError(
             f"scheduling policy {config.scheduler_config.policy!r}: leap-rs has an order of its own and needs fcfs"
@@ -38,9 +59,17 @@ def refuse(config: Any, options: LeapOptions) -> None:
         raise ConfigError(f"additional_config: leap: record: {options.record} is a file, and parts need a directory")
     if options.has("evict") and config.kv_transfer_config is not None:
         raise ConfigError("additional_config: leap: levers: evict cannot be used with a KV connector")
-    seats = config.scheduler_config.max_num_seqs
-    if options.decode_slots is not None and options.decode_slots > seats:
-        LOG.warning("leap: decode_slots %d is more than max_num_seqs %d, which holds", options.decode_slots, seats)
+    _check_layer(config, options)
+
+
+def _check_layer(config: Any, options: LeapOptions) -> None:
+    depth = config.model_config.hf_text_config.num_hidden_layers
+    number, ranks = layer_number(depth, options.layer), config.parallel_config.pipeline_parallel_size
+    if ranks > 1:
+        from vllm.distributed.utils import get_pp_indices
+
+        first, _ = get_pp_indices(depth, ranks - 1, ranks)
+        check_last_rank(number, first, depth)
 
 
 def prefills_only(config: Any) -> bool:

@@ -170,7 +170,11 @@ def test_it_goes_straight_into_the_other_commands(
     status, out, err = leap_fit(recorded.path, "--out", tmp_path / "readout.safetensors", "--folds", 2, "--json")
     assert status == 0, err
     fitted = {one["kind"]: one for one in strict_json(out)["readouts"]}
-    assert {kind: (one["rows"], one["d"]) for kind, one in fitted.items()} == {"state": (24, 576), "prompt": (24, 259)}
+    assert {kind: (one["rows"], one["d"]) for kind, one in fitted.items()} == {
+        "state": (24, 576),
+        "prompt": (24, 256 + 3),
+        "text": (24, 384 + 256 + 3),
+    }
     readout = tmp_path / "readout.safetensors"
     status, out, err = leap_replay(recorded.path, "--request-rate", 20, "--readout", readout, "--seeds", 1, "--json")
     assert status == 0, err

@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 
 python=${PYTHON:-.venv-vllm/bin/python}
 path=${PYTHONPATH:-}
+failed=
 for version in ${VERSIONS:-0.20.2 0.26.0 0.30.0 0.33.0}; do
     tree=$PWD/.cache/vllm-versions/$version
     if [ ! -d "$tree" ]; then
@@ -33,5 +34,6 @@ PYTHON
     # Else the tests could pass on the environment's own.
     "$python" -c "import vllm; assert vllm.__version__ == '$version', vllm.__file__"
     echo "vLLM $version"
-    "$python" -m pytest -q tests/vllm "$@"
+    "$python" -m pytest -q tests/vllm "$@" || failed+=" $version"
 done
+[ -z "$failed" ] || { echo "tests failed on vLLM$failed" >&2; exit 1; }

@@ -10,11 +10,8 @@ import pytest
 
 pytest.importorskip("vllm.version")
 
-import vllm
-from fake_setup import Job, Oracle, Setup, prompt_of
+from fake_setup import VERSION, Job, Oracle, Setup, prompt_of
 from fake_worker import FakeEngine, Step
-
-from leap_rs.vllm.compat import version_of
 
 pytestmark = pytest.mark.vllm
 
@@ -214,7 +211,7 @@ def test_28_gated_residents_do_not_bring_more_adapters_into_a_step_than_there_is
 
     engine.run(jobs, watch=watch)
     engine.check_end()
-    assert (max(held) > 2) == (version_of(vllm.__version__) < (0, 33))
+    assert (max(held) > 2) == (VERSION < (0, 33))
 
 
 @BOTH
@@ -240,4 +237,4 @@ def test_28_a_gated_residents_adapter_has_a_place_from_0_33_on(async_scheduling:
     engine.run(jobs, watch=watch)
     engine.check_end()
     assert len(waits) > 20
-    assert (waits[-1] == 0) == (version_of(vllm.__version__) < (0, 33))
+    assert (waits[-1] == 0) == (VERSION < (0, 33))

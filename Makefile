@@ -43,7 +43,7 @@ FACE := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.css' -o -n
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: system
 system:
@@ -113,7 +113,12 @@ test-vllm: test-plugin test-engine test-server ## of all tests those of the plug
 .PHONY: test-long
 test-long: $(PLUGIN) test-lowest ## what looks for the unknown: 1,000 scenarios, 500 settings, other versions of vLLM, lowest ones of the rest: half an hour
 	LEAP_SCENARIOS=1000 LEAP_SETTINGS=500 $(VENV_VLLM)/bin/python -m pytest -q -n $(WORKERS) $(addprefix tests/vllm/,$(RANDOM)) $(PYTEST_ARGS)
-	scripts/test-other-vllm.sh
+	@$(MAKE) --no-print-directory test-vllm-versions
+
+# Its own environment has what the wheels of other versions are laid over.
+.PHONY: test-vllm-versions
+test-vllm-versions: $(PLUGIN) ## the plugin's tests that need no engine on the schedulers of vLLM 0.20, 0.26, 0.30 and 0.33 (VERSIONS=)
+	VERSIONS='$(VERSIONS)' LEAP_SCENARIOS=60 scripts/test-vllm-versions.sh $(PYTEST_ARGS)
 
 .PHONY: compiler
 compiler:

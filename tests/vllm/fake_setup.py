@@ -23,6 +23,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 with warnings.catch_warnings():
     # vLLM's own, and those of what it imports.
     warnings.simplefilter("ignore")
+    import vllm
     from vllm.config import (
         CacheConfig,
         DeviceConfig,
@@ -34,6 +35,10 @@ with warnings.catch_warnings():
     )
     from vllm.v1.structured_output import StructuredOutputManager
 
+from leap_rs.vllm.compat import version_of
+
+# A build that says no version is a later one than most.
+VERSION = version_of(vllm.__version__) or (math.inf, 0)
 EOS = 2
 BLOCK = 16
 MODEL = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aging_model import AgingModel, boosted
-from fake_setup import BLOCK, Job, Oracle, Setup, prompt_of
+from fake_setup import BLOCK, VERSION, Job, Oracle, Setup, prompt_of
 from fake_worker import FakeEngine, Step
 
 from leap_rs._leap import DEFAULT_AGING, RemainingTable
@@ -123,6 +123,9 @@ def draw(seed: int) -> Scenario:
     # With adapters, a connector and an asynchronous engine stock vLLM itself may schedule more than max_loras, and stops.
     if "evict" not in leap["levers"] and not adapters and rng.random() < 0.3:
         setup = replace(setup, remote_kv_s=rng.choice([0.5, 5.0, 30.0]))
+        # In 0.20 stock vLLM itself hangs once loads hold all blocks and one who needs some is ahead of them.
+        if VERSION < (0, 21):
+            setup = replace(setup, blocks=blocks + len(jobs) * alone)
         jobs = [
             job if job.abort_s is not None or rng.random() < 0.5 else replace(job, name=f"remote {job.name}")
             for job in jobs

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm.version")
 
-from fake_setup import Job, Oracle, Setup, prompt_of
+from fake_setup import VERSION, Job, Oracle, Setup, prompt_of
 from fake_worker import FakeEngine, Step
 
 pytestmark = pytest.mark.vllm
@@ -194,7 +194,7 @@ def test_28_a_request_that_waits_for_an_adapter_is_told_and_never_takes_a_place_
 def test_28_gated_residents_do_not_bring_more_adapters_into_a_step_than_there_is_room_for(
     async_scheduling: bool, cap: int | None
 ) -> None:
-    """vLLM counts the adapters of those it schedules, and asserts that they fit: a gated one's would come on top."""
+    """vLLM asserts that the adapters of a step fit, and until 0.32 counts no gated one's, which would come on top."""
     rng = random.Random(5)
     jobs = [
         Job(f"r{i}", i * 1.0, prompt_of(rng, 40), length=rng.randint(5, 60), max_tokens=99, lora=1 + i % 4)
@@ -211,4 +211,30 @@ def test_28_gated_residents_do_not_bring_more_adapters_into_a_step_than_there_is
 
     engine.run(jobs, watch=watch)
     engine.check_end()
-    assert max(held) > 2
+    assert (max(held) > 2) == (VERSION < (0, 33))
+
+
+@BOTH
+def test_28_a_gated_residents_adapter_has_a_place_from_0_33_on(async_scheduling: bool) -> None:
+    """Both seats are taken, by one with an adapter that is gated and one without: who is next waits for a seat, or for both."""
+    rng = random.Random(6)
+    jobs = [
+        Job("gated", 0.0, prompt_of(rng, 8), length=80, max_tokens=80, lora=1),
+        Job("decodes", 1.0, prompt_of(rng, 8), length=40, max_tokens=40),
+        Job("next", 5.0, prompt_of(rng, 8), length=10, max_tokens=10, lora=2),
+    ]
+    leap = {**LEAP, "decode_slots": 1, "wait_cap_steps": None, "hysteresis": 1.0}
+    engine = FakeEngine(
+        Setup(max_num_seqs=2, max_loras=1, async_scheduling=async_scheduling, leap=leap, prefix_caching=False),
+        Oracle(jobs),
+    )
+    waits = []
+
+    def watch(engine: FakeEngine, step: Step) -> None:
+        if "decodes" in step.scheduled and "gated" not in step.scheduled and step.now > 6.0:
+            waits.append(engine.scheduler.leap_adapter_waits)
+
+    engine.run(jobs, watch=watch)
+    engine.check_end()
+    assert len(waits) > 20
+    assert (waits[-1] == 0) == (VERSION < (0, 33))

@@ -59,9 +59,11 @@ def test_outside_the_range_is_a_warning(text: str, caplog: pytest.LogCaptureFixt
 
 def test_inside_the_range_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     engine = compat.check(SimpleNamespace(__version__="0.32.0"), *classes())
-    assert engine == compat.Engine((0, 32), gate_by_step=True, skipped_queue=False)
+    assert engine == compat.Engine((0, 32), gate_by_step=True, skipped_queue=False, gated_adapters=False)
     old = compat.check(SimpleNamespace(__version__="0.20.2"), *classes(gate=False, skipped=True))
-    assert old == compat.Engine((0, 20), gate_by_step=False, skipped_queue=True)
+    assert old == compat.Engine((0, 20), gate_by_step=False, skipped_queue=True, gated_adapters=False)
+    new = compat.check(SimpleNamespace(__version__="0.33.0"), *classes())
+    assert new == compat.Engine((0, 33), gate_by_step=True, skipped_queue=False, gated_adapters=True)
     assert not caplog.records
 
 

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("vllm.version")
 
-from fake_setup import Job, Setup
+from fake_setup import VERSION, Job, Setup
 from step_logs import (
     Case,
     Logged,
@@ -29,10 +29,8 @@ from step_logs import (
     draw_scores,
     first_difference,
 )
-from vllm.version import __version__
 
 from leap_rs import Readout
-from leap_rs.vllm.compat import version_of
 from leap_rs.vllm.readouts import Kind
 
 pytestmark = pytest.mark.vllm
@@ -75,7 +73,7 @@ def case_of(setting: str, levers: list[str] | None, *, asynchronous: bool) -> Ca
 
 
 def agree(case: Case, least: int, brain: Readouts | None = None) -> list[Logged]:
-    if case.setup.prefix_caching and (version_of(__version__) or (1, 0)) < (0, 26):
+    if case.setup.prefix_caching and VERSION < (0, 26):
         pytest.skip("vLLM 0.20 hands freed blocks out in the order in which they were freed, and may cache less")
     engine = by_engine(case, brain)
     assert first_difference(engine, by_replayer(case)) is None

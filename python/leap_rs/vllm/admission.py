@@ -155,7 +155,7 @@ class Room:
             grammar = getattr(getattr(head, "structured_output_request", None), "grammar", None)
             # One that could not be compiled is for vLLM to turn down.
             return "GRAMMAR" in head.status.name and bool(grammar) and not isinstance(grammar, Exception)
-        return not lacks_adapter(self._scheduler, head)
+        return not lacks_adapter(self._scheduler, head, self._scheduler.leap_uncounted)
 
     def _enter(self) -> None:
         """Tells the core of those who were admitted since it was last told; they stand at the end of vLLM's list."""

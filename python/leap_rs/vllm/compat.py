@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
@@ -60,6 +61,8 @@ class Engine:
     """Whether a request can be told the step before which it does not decode (from 0.26 on)."""
     skipped_queue: bool
     """Whether requests that cannot be admitted yet wait in a queue of their own (0.18 to 0.31)."""
+    gated_adapters: bool
+    """Whether LoRA adapters of residents that a step passes over count as in use (from 0.33 on)."""
 
 
 def version_of(text: str) -> tuple[int, int] | None:
@@ -111,6 +114,8 @@ def check(vllm: ModuleType, scheduler: Any, request: Any) -> Engine:
         version=version,
         gate_by_step=by_step in _stored(request.__init__) and by_step in _stored(scheduler.schedule),
         skipped_queue="skipped_waiting" in _stored(scheduler.__init__),
+        # No name tells; a build that says no version is a later one than most.
+        gated_adapters=version is None or version >= (0, 33),
     )
 
 
@@ -130,12 +135,16 @@ def seats(scheduler: Any) -> int:
     return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
 
 
-def lacks_adapter(scheduler: Any, request: Any) -> bool:
-    """Whether vLLM passes a waiting request over, since others' LoRA adapters have all places."""
+def lacks_adapter(scheduler: Any, request: Any, gated: Container[Any]) -> bool:
+    """Whether vLLM passes a waiting request over, since others' LoRA adapters have all places: not those of `gated`."""
     lora, adapter = scheduler.lora_config, request.lora_request
     if not lora or adapter is None:
         return False
-    in_use = {running.lora_request.lora_int_id for running in scheduler.running if running.lora_request}
+    in_use = {
+        running.lora_request.lora_int_id
+        for running in scheduler.running
+        if running.lora_request and running not in gated
+    }
     return len(in_use) >= lora.max_loras and adapter.lora_int_id not in in_use
 
 

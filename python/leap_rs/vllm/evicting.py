@@ -34,6 +34,7 @@ class Evicting:
     leap_evict: Evictor
     leap_queues: tuple[GuardedQueue, ...]
     leap_adapter_waits: int
+    leap_uncounted: set[Any]
     _leap_armed: bool
     _leap_blocked: str | None
     _leap_evicting: bool
@@ -51,7 +52,7 @@ class Evicting:
     def _leap_note_adapter(self) -> None:
         """Counts the steps in which the first of the queue waits for an adapter's place, which no key can give it."""
         first = self._leap_first() if self.lora_config else None
-        if first is None or not lacks_adapter(self, first):
+        if first is None or not lacks_adapter(self, first, self.leap_uncounted):
             return
         self.leap_adapter_waits += 1
         if first.request_id != self._leap_told:

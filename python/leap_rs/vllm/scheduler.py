@@ -97,6 +97,8 @@ class _Levers(Evicting):
         self._leap_plan = Plan(())
         self._leap_told: str | None = None
         self.leap_adapter_waits = 0
+        # Residents whose adapters take no place in the step that runs or ran last.
+        self.leap_uncounted: set[Any] = set()
         self.leap_promotions = 0
         self._leap_shown: tuple[float, ...] = (0,) * len(OF_THE_SCHEDULER)
         planner = planner_of(self, options)
@@ -227,6 +229,7 @@ class _Levers(Evicting):
         elif self._leap_settling:
             self._leap_settle()
         pass_over(self._leap_plan.gated, next_step(self), step.held, by_step=self._leap_engine.gate_by_step)
+        self.leap_uncounted = set() if self._leap_engine.gated_adapters else set(self._leap_plan.gated)
         if self.leap_room is not None:
             self.leap_room.begin()
         return now

@@ -6,6 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+mkdir -p .cache
 python=${PYTHON:-.venv-vllm/bin/python}
 path=${PYTHONPATH:-}
 failed=

@@ -55,6 +55,14 @@ def test_any_layer(tmp_path: Path, layer: int) -> None:
     assert inspect(model(tmp_path, BERT), layer).layer == layer
 
 
+def test_a_directory_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What loads it is given a path that needs no shell."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model(tmp_path / "mini", BERT)
+    found = inspect("~/mini")
+    assert (found.source, found.name) == (str(tmp_path / "mini"), "mini")
+
+
 def test_the_published_name_of_a_snapshot_in_the_cache(tmp_path: Path) -> None:
     directory = model(tmp_path / "models--sentence-transformers--all-MiniLM-L6-v2" / "snapshots" / "0123abcd", BERT)
     assert inspect(directory).name == "all-MiniLM-L6-v2"

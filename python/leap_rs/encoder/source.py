@@ -50,6 +50,9 @@ def inspect(source: str | Path, layer: int | None = None) -> EncoderInfo:
     Raises:
         LeapError: There is no such model, it is neither a text encoder nor a small causal model, or it has no such layer.
     """
+    if (directory := Path(source).expanduser()).is_dir():
+        # The libraries that load it do not know what ~ is.
+        source = directory
     file = _config_file(str(source))
     config = _read(file)
     kind = KINDS.get(str(config.get("model_type")))
@@ -71,7 +74,7 @@ def inspect(source: str | Path, layer: int | None = None) -> EncoderInfo:
 
 
 def _config_file(source: str) -> Path:
-    directory = Path(source).expanduser()
+    directory = Path(source)
     if directory.is_dir():
         if not (directory / _CONFIG).is_file():
             raise LeapError(f"{source}: is a directory without a {_CONFIG}, not a model")
@@ -121,7 +124,7 @@ def _refuse_large(source: str | Path, config: dict[str, Any], depth: int, width:
 
 
 def _bare(source: str) -> str:
-    path = Path(source).expanduser().absolute()
+    path = Path(source).absolute()
     # A snapshot in transformers' cache: models--OWNER--NAME/snapshots/REVISION.
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith(_CACHE_PREFIX):
         return path.parent.parent.name.split("--")[-1]

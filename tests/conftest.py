@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,15 @@ def traces() -> Path:
 def cases() -> Path:
     """The directory of small inputs in the shape of real files, each with a right answer that its test states."""
     return REPOSITORY / "tests" / "cases"
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """What the plugin warns of."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("vllm.leap_rs")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)

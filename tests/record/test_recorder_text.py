@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +19,6 @@ from leap_rs.vllm.recorder import Recorder
 
 ABOUT = {"model": "org/model", "layer": 20, "encoder": "mini", "encoder_layer": 4}
 TEXT_WIDTH = 5
-
-
-@pytest.fixture
-def told() -> Iterator[list[str]]:
-    """What the recorder warns of."""
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("vllm.leap_rs")
-    logger.addHandler(handler)
-    yield lines
-    logger.removeHandler(handler)
 
 
 def text_of(request: Request) -> np.ndarray:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +28,6 @@ pytestmark = pytest.mark.vllm
 
 WIDTH = 8
 LEAP = {"mode": "armed", "aging_rate": 0, "memory_weight": 0, "order": "countdown"}
-
-
-@pytest.fixture
-def told() -> Iterator[list[str]]:
-    """What the plugin warns of."""
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("vllm.leap_rs")
-    logger.addHandler(handler)
-    yield lines
-    logger.removeHandler(handler)
 
 
 @pytest.fixture(scope="module")

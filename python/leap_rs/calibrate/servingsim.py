@@ -18,10 +18,10 @@ import polars as pl
 
 from leap_rs._leap import TraceError
 from leap_rs.trace.files import reason
+from leap_rs.trace.jsonlines import json_lines
 from leap_rs.trace.schema import U32_MAX
 
 from . import workload as workloads
-from .jsonlines import json_lines
 from .measured import EngineFacts, Floats, MeasuredRun, Observed
 
 LOG = "requests.jsonl"

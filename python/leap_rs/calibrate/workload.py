@@ -13,9 +13,9 @@ import numpy as np
 import polars as pl
 
 from leap_rs._leap import TraceError
+from leap_rs.trace.jsonlines import json_lines
 from leap_rs.trace.schema import U32_MAX
 
-from .jsonlines import json_lines
 from .measured import Floats
 
 NS_PER_S = 1e9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from leap_rs.trace import Trace, labels, schema
 
 Kind = Literal["state", "prompt", "text"]
 
-COLUMNS: dict[Kind, str] = {"state": "features", "prompt": joined.PROMPT, "text": joined.TEXT}
+COLUMNS: dict[Kind, str] = {kind: schema.COLUMN_OF[kind] for kind in get_args(Kind)}
 """The column that a trace must have for a readout of the kind."""
 
 

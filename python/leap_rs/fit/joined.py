@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 
 from leap_rs._leap import PromptFeatures, TraceError
-from leap_rs.trace import Trace
+from leap_rs.trace import Trace, schema
 
-TEXT, PROMPT = "text_features", "prompt_features"
+TEXT, PROMPT = schema.COLUMN_OF["text"], schema.COLUMN_OF["prompt"]
 WITH_PROMPT = f"{TEXT} + {PROMPT}"
 WITH_LENGTH = f"{TEXT} + length terms"
 """Where no trace has prompt features, the three terms of the prompt's length stand in their place."""

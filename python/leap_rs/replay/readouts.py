@@ -15,9 +15,7 @@ from leap_rs.trace import schema
 
 from .columns import score_names
 
-KINDS = ("prompt", "text", "state")
-"""The readouts, in the order in which they know something of a request."""
-COLUMNS = {"prompt": "prompt_features", "text": "text_features", "state": "features"}
+KINDS, COLUMNS = tuple(schema.COLUMN_OF), schema.COLUMN_OF
 LENGTH_TERMS = 3  # where a trace has no prompt features they stand for them
 DEFAULT_NAME = "readout.safetensors"
 WITHOUT_PREDICTOR = ("fcfs", "fcfs:levers=admission", "sjf-prompt", "hrrn", "las", "mlfq")

@@ -13,18 +13,18 @@ import polars as pl
 import polars.selectors as cs
 
 from leap_rs._leap import TraceError
-from leap_rs.calibrate.jsonlines import json_lines
 from leap_rs.encoder.model import Encoder, Rows
 from leap_rs.encoder.source import EncoderInfo, inspect
 from leap_rs.trace import open_stream, schema
 from leap_rs.trace.combine import Combined
 from leap_rs.trace.convert import Written, write
 from leap_rs.trace.files import existing_file, head, reason
+from leap_rs.trace.jsonlines import json_lines
 from leap_rs.trace.jsontext import shown
 from leap_rs.trace.model import ReadOptions
 from leap_rs.trace.parquet import MAGIC, check_target
 
-COLUMN = "text_features"
+COLUMN = schema.COLUMN_OF["text"]
 LAYER_PREFIX = "text_layer_"
 TEXTS = ("text", "prompt")
 """Where texts are looked for, in this order."""

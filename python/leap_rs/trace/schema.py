@@ -23,6 +23,8 @@ FEATURES_OF = {
 }
 """The columns of features, and the metadata that say what they are of."""
 FEATURE_COLUMNS = tuple(FEATURES_OF)
+COLUMN_OF = {"prompt": "prompt_features", "text": "text_features", "state": "features"}
+"""The readouts, in the order in which they know something of a request, and the column of features that each is named by."""
 SCORE_PREFIX = "score_"
 
 U32_MAX = 2**32 - 1

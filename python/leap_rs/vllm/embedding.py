@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # Below vLLM's own logger, so that lines come out in its format.
 LOG = logging.getLogger("vllm.leap_rs")
 _BATCH = 8192
-LENGTH_TERMS = 3
 
 
 def engine_number(vllm_config: Any) -> int:
@@ -108,7 +107,7 @@ def load_table(vllm_config: Any) -> PromptFeatures | None:
 
 def prompt_width(prompt_features: PromptFeatures | None) -> int:
     """Features of a prompt."""
-    return LENGTH_TERMS if prompt_features is None else prompt_features.width
+    return len(pooled(None, (0,))) if prompt_features is None else prompt_features.width
 
 
 def pooled(prompt_features: PromptFeatures | None, prompt_token_ids: Sequence[int]) -> npt.NDArray[np.float32]:

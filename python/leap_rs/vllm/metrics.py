@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from leap_rs._leap import LeapError
+from leap_rs.trace import schema
 from leap_rs.trace.files import reason
 
 from .places import held, hold, place, private, run_name
@@ -30,7 +31,7 @@ from .places import held, hold, place, private, run_name
 MAGIC = b"LEAPMET1"
 _HEAD = struct.Struct("<8sQ")
 
-READOUTS = ("prompt", "text", "state")
+READOUTS = tuple(schema.COLUMN_OF)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _SECONDS = tuple(1e-6 * 2**i for i in range(15))
 

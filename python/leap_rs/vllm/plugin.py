@@ -89,8 +89,9 @@ def check(vllm_config: Any) -> None:
         from .start import checked
 
         checked(vllm_config)
-    if selected(vllm_config):
+    elif selected(vllm_config):
         parse({"leap": given(vllm_config)})
+    if selected(vllm_config):
         check_parallel(vllm_config)
 
 

@@ -1,6 +1,7 @@
 //! What one simulated policy knows of each request, and the keys that follow from it. A prediction is there only once
 //! its cost has been paid: the prompt readout's on arrival, the text readout's when the encoder has read the prompt, the
-//! state readout's at the end of prefill, somebody else's score after its delay. Every finished request teaches the readouts of this run and no other.
+//! state readout's at the end of prefill, somebody else's score after its delay. Every finished request teaches the
+//! readouts of this run and no other.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -153,10 +153,8 @@ def test_memory_stays_bounded_where_learning_stands_still(
     assert brain.metrics.get("dropped_labels", "state") == 20
 
 
-def test_a_fault_in_learning_disarms_and_serves_on(
-    real: Traffic, brains: Brains, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    brain = brains(real, mode="armed")
+def fail_to_learn(brain: OnlineBrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of the brain's own thread, by the first request that ends."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("out of luck")
@@ -165,6 +163,13 @@ def test_a_fault_in_learning_disarms_and_serves_on(
     brain.arrived("a", [0], 64, 0, False)
     brain.finished("a", "stop", 5)
     brain.settle()
+
+
+def test_a_fault_in_learning_disarms_and_serves_on(
+    real: Traffic, brains: Brains, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    brain = brains(real, mode="armed")
+    fail_to_learn(brain, monkeypatch)
     assert brain.fault == "RuntimeError: out of luck"
     assert not brain.armed
     assert "first come first served" in caplog.text
@@ -182,14 +187,7 @@ def test_after_a_fault_nothing_is_kept_of_any_request(
     ranker = Ranker(brain, options_of(), Clock(), recorder=recorder)
     if late:
         stream(brain, real.head(64))
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("out of luck")
-
-    monkeypatch.setattr(brain, "_learn", broken)
-    brain.arrived("a", [0], 64, 0, False)
-    brain.finished("a", "stop", 5)
-    brain.settle()
+    fail_to_learn(brain, monkeypatch)
     ranker.give_up()
     assert brain.metrics.get("faults") == 1
     for i in range(2000):

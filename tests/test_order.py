@@ -277,3 +277,29 @@ def test_memory_term_counts_with_its_weight() -> None:
         queue.push(1, 10.0, 0.0, memory_tokens=16_000)
         queue.push(2, 20.0, 0.0, memory_tokens=500)
         assert queue.peek() == first
+
+
+def test_the_order_of_all_is_what_one_pop_after_the_other_takes() -> None:
+    queue = AgingQueue(0.1, wait_cap_s=10.0)
+    for id, (remaining, arrival) in enumerate([(900.0, 0.0), (5.0, 8.0), (7.0, 1.0), (5.0, 8.0), (2.0, 9.0)]):
+        queue.push(id, remaining, arrival)
+    # 0 and 2 have waited for the cap; of equal keys the first in is the first out.
+    order = queue.order(11.0)
+    assert order == [0, 2, 4, 1, 3]
+    assert [queue.place(id, 11.0) for id in order] == [0, 1, 2, 3, 4]
+    assert queue.urgency(2, 11.0) == (True, 1.0)
+    assert queue.urgency(4, 11.0) == (False, queue.key(4))
+    assert queue.next_overdue(11.0) == 18.0
+    queue.rekey_many([3, 2], [1.0, 900.0], [1.0, 1.0])
+    assert queue.order(9.0) == [3, 4, 1, 0, 2]
+    for lengths in ([1.0], [1.0, 1.0, 1.0]):
+        with pytest.raises(ConfigError, match="rekey_many: 2 ids"):
+            queue.rekey_many([1, 2], lengths, [1.0, 1.0])
+    for missing in (lambda: queue.place(9, 0.0), lambda: queue.urgency(9, 0.0)):
+        with pytest.raises(KeyError):
+            missing()
+    with pytest.raises(KeyError):
+        queue.rekey_many([9], [1.0], [1.0])
+    order = queue.order(11.0)
+    assert [queue.pop(11.0) for _ in range(5)] == order
+    assert AgingQueue(0.1).next_overdue(0.0) is None

@@ -385,6 +385,19 @@ class AgingQueue:
         """The request that ``pop(now_s)`` would take, whether it has waited ``wait_cap_s``, and whether only that put it
         before one with a better key. Raises IndexError when empty."""
 
+    def order(self, now_s: float) -> list[int]:
+        """The requests in the order in which ``pop(now_s)`` would take one after the other."""
+
+    def place(self, id: int, now_s: float) -> int:
+        """How many would go before request ``id``: its place in ``order(now_s)``. Raises KeyError when it is not in."""
+
+    def urgency(self, id: int, now_s: float) -> tuple[bool, float]:
+        """Whether request ``id`` has waited ``wait_cap_s``, and since when it waits if so, else its key. Comparable
+        between queues of one clock: the overdue first, then the smallest number. Raises KeyError when it is not in."""
+
+    def next_overdue(self, now_s: float) -> float | None:
+        """When the next of those who are not overdue at ``now_s`` will be; None where nobody ever is."""
+
     def key(self, id: int) -> float:
         """Key of request ``id``; smaller goes first. Raises KeyError when it is not in."""
 
@@ -394,6 +407,12 @@ class AgingQueue:
     def rekey(self, id: int, remaining: float, *, memory_tokens: float | None = None) -> None:
         """Give request ``id`` new remaining tokens; arrival and place among ties stay. Raises KeyError when it is not
         in, ConfigError where a value cannot be used."""
+
+    def rekey_many(self, ids: list[int], remaining: list[float], memory_tokens: list[float]) -> None:
+        """``rekey`` of several requests, up to the first that cannot be.
+
+        Raises KeyError where one is not in, ConfigError where lengths differ or a value cannot be used.
+        """
 
     def __len__(self) -> int: ...
     def __contains__(self, id: object, /) -> bool: ...

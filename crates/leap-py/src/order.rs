@@ -188,6 +188,23 @@ impl AgingQueue {
         Ok((head.id, head.overdue, head.promoted))
     }
 
+    fn order(&self, now_s: f64) -> Vec<u64> {
+        self.queue.order_at(now_s)
+    }
+
+    fn place(&self, id: u64, now_s: f64) -> PyResult<usize> {
+        self.queue.place_at(id, now_s).ok_or_else(|| PyKeyError::new_err(id))
+    }
+
+    fn urgency(&self, id: u64, now_s: f64) -> PyResult<(bool, f64)> {
+        let urgency = self.queue.urgency_at(id, now_s).ok_or_else(|| PyKeyError::new_err(id))?;
+        Ok((urgency.overdue, urgency.at))
+    }
+
+    fn next_overdue(&self, now_s: f64) -> Option<f64> {
+        self.queue.next_overdue(now_s)
+    }
+
     fn key(&self, id: u64) -> PyResult<f64> {
         self.queue.key(id).ok_or_else(|| PyKeyError::new_err(id))
     }
@@ -203,6 +220,20 @@ impl AgingQueue {
             None => self.queue.rekey(id, remaining),
         };
         if known.map_err(to_py)? { Ok(()) } else { Err(PyKeyError::new_err(id)) }
+    }
+
+    fn rekey_many(&mut self, ids: Vec<u64>, remaining: Vec<f64>, memory_tokens: Vec<f64>) -> PyResult<()> {
+        if ids.len() != remaining.len() || ids.len() != memory_tokens.len() {
+            let (ids, remaining, memory) = (ids.len(), remaining.len(), memory_tokens.len());
+            let text = format!("rekey_many: {ids} ids, {remaining} remaining and {memory} memory_tokens");
+            return Err(to_py(leap::Error::Config(text)));
+        }
+        for ((id, remaining), memory) in ids.into_iter().zip(remaining).zip(memory_tokens) {
+            if !self.queue.rekey_with_memory(id, remaining, memory).map_err(to_py)? {
+                return Err(PyKeyError::new_err(id));
+            }
+        }
+        Ok(())
     }
 
     #[getter]

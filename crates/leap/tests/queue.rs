@@ -1,6 +1,6 @@
 //! The heap against a sorted list, and the aging queue against its own promise.
 
-use leap::queue::{AgingQueue, Head, KeyedHeap, overtake_bound, static_key};
+use leap::queue::{AgingQueue, Head, KeyedHeap, Urgency, overtake_bound, static_key};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -117,6 +117,43 @@ proptest! {
             prop_assert_eq!(queue.pop_at(now), expected);
             waiting.retain(|r| Some(r.0) != expected);
         }
+    }
+
+    #[test]
+    fn the_whole_order_is_what_one_pop_after_the_other_takes(
+        requests in prop::collection::vec((0u16..60, 1u16..6, 0u16..40), 0..60),
+        gone in prop::collection::vec(0u64..60, 0..20),
+        cap in prop::option::of(0u16..60),
+        now in 0u16..140,
+    ) {
+        let now = f64::from(now);
+        let mut queue = AgingQueue::new(0.1).unwrap().with_wait_cap_s(cap.map(f64::from)).unwrap();
+        let mut since = std::collections::HashMap::new();
+        // Few lengths and whole seconds, so that there are ties of both kinds.
+        for (id, &(arrival, remaining, later)) in requests.iter().enumerate() {
+            let (arrival, queued) = (f64::from(arrival), f64::from(arrival + later));
+            queue.push_queued(id as u64, f64::from(remaining), arrival, 1.0, queued).unwrap();
+            since.insert(id as u64, queued);
+        }
+        for id in gone {
+            queue.remove(id);
+        }
+        let order = queue.order_at(now);
+        for (place, &id) in order.iter().enumerate() {
+            prop_assert_eq!(queue.place_at(id, now), Some(place));
+            let urgency = queue.urgency_at(id, now).unwrap();
+            let overdue = cap.is_some_and(|cap| now - since[&id] >= f64::from(cap));
+            let at = if overdue { since[&id] } else { queue.key(id).unwrap() };
+            prop_assert_eq!(urgency, Urgency { overdue, at });
+        }
+        let due = |id: &u64| Some(since[id] + f64::from(cap?)).filter(|&due| due > now);
+        prop_assert_eq!(queue.next_overdue(now), order.iter().filter_map(due).min_by(f64::total_cmp));
+        let mut popped = Vec::new();
+        while let Some(id) = queue.pop_at(now) {
+            popped.push(id);
+        }
+        prop_assert_eq!(order, popped);
+        prop_assert_eq!(queue.place_at(0, now), None);
     }
 }
 

@@ -1,5 +1,7 @@
 //! An indexed heap over dense ids, for queues whose keys change while requests wait.
 
+use std::cmp::Ordering;
+
 const ABSENT: u32 = u32::MAX;
 const ARITY: usize = 4;
 
@@ -11,8 +13,12 @@ struct Entry {
 }
 
 impl Entry {
+    fn order(&self, other: &Self) -> Ordering {
+        self.key.total_cmp(&other.key).then(self.tie.cmp(&other.tie)).then(self.id.cmp(&other.id))
+    }
+
     fn before(&self, other: &Self) -> bool {
-        self.key.total_cmp(&other.key).then(self.tie.cmp(&other.tie)).then(self.id.cmp(&other.id)).is_lt()
+        self.order(other).is_lt()
     }
 }
 
@@ -118,6 +124,30 @@ impl KeyedHeap {
     /// Ids and keys in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (u32, f64)> + '_ {
         self.entries.iter().map(|entry| (entry.id, entry.key))
+    }
+
+    /// Ids in the order in which [`KeyedHeap::pop`] would take them.
+    pub fn sorted(&self) -> Vec<u32> {
+        let mut entries = self.entries.clone();
+        entries.sort_unstable_by(Entry::order);
+        entries.into_iter().map(|entry| entry.id).collect()
+    }
+
+    /// How many would be popped before `id`; 0 where it is not in. Looks at all of them.
+    pub fn before(&self, id: u32) -> usize {
+        let Some(at) = self.position(id) else {
+            return 0;
+        };
+        let own = self.entries[at];
+        self.entries.iter().filter(|other| other.before(&own)).count()
+    }
+
+    /// Whether `id` would be popped before `other`; both are in.
+    pub fn is_before(&self, id: u32, other: u32) -> bool {
+        match (self.position(id), self.position(other)) {
+            (Some(a), Some(b)) => self.entries[a].before(&self.entries[b]),
+            _ => false,
+        }
     }
 
     fn position(&self, id: u32) -> Option<usize> {

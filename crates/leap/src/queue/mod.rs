@@ -4,7 +4,7 @@
 mod cap;
 mod heap;
 
-pub use cap::{Head, WaitCap};
+pub use cap::{Head, Urgency, WaitCap};
 pub use heap::KeyedHeap;
 
 use crate::{Error, Result};
@@ -180,6 +180,41 @@ impl AgingQueue {
     pub fn head(&self, now_s: f64) -> Option<Head<u64>> {
         let Head { id: slot, overdue, promoted } = self.first_at(now_s)?;
         Some(Head { id: self.waiting[slot as usize].id, overdue, promoted })
+    }
+
+    /// The requests in the order in which [`AgingQueue::pop_at`] would take one after the other at `now_s`.
+    pub fn order_at(&self, now_s: f64) -> Vec<u64> {
+        let overdue = self.cap.overdue(now_s);
+        let by_key = self.by_key.sorted().into_iter();
+        let rest = by_key.filter(|&slot| !self.cap.is_overdue(slot, now_s));
+        overdue.into_iter().chain(rest).map(|slot| self.waiting[slot as usize].id).collect()
+    }
+
+    /// How many would go before `id` at `now_s`, its place in [`AgingQueue::order_at`]; None where it is not in. Looks at
+    /// all that wait, and sorts nobody.
+    pub fn place_at(&self, id: u64, now_s: f64) -> Option<usize> {
+        let &slot = self.slots.get(&id)?;
+        if self.cap.is_overdue(slot, now_s) {
+            return Some(self.cap.before(slot));
+        }
+        let overdue = self.cap.overdue(now_s);
+        // Those among them who would go before it by key as well are counted once.
+        let both = overdue.iter().filter(|&&other| self.by_key.is_before(other, slot)).count();
+        Some(overdue.len() + self.by_key.before(slot) - both)
+    }
+
+    /// How urgent `id` is at `now_s`, comparable between queues of one clock; None where it is not in.
+    pub fn urgency_at(&self, id: u64, now_s: f64) -> Option<Urgency> {
+        let &slot = self.slots.get(&id)?;
+        Some(match self.cap.is_overdue(slot, now_s) {
+            true => Urgency { overdue: true, at: self.cap.since(slot)? },
+            false => Urgency { overdue: false, at: self.by_key.key(slot)? },
+        })
+    }
+
+    /// When the next of those who are not overdue at `now_s` will be; None where nobody ever is.
+    pub fn next_overdue(&self, now_s: f64) -> Option<f64> {
+        self.cap.next_overdue(now_s)
     }
 
     /// Takes out `id`; false where it is not in.

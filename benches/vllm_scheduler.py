@@ -158,6 +158,9 @@ def measure(case: Case, waiting: int, steps: int) -> list[str]:
         run.seconds.clear()
     for _ in range(steps):
         inside = [run.step() for run in runs.values()]
+    faults = [fault for name in ("shadow", "armed") if (fault := runs[name].engine.scheduler.leap_guard.fault)]
+    if faults:
+        raise RuntimeError(f"{case.name}: after a fault the plugin costs nothing: {', '.join(faults)}")
     times = {name: np.percentile(np.array(run.seconds) * 1e3, (50, 25, 75)) for name, run in runs.items()}
     stock = times["stock"][0]
     bound = stock + max(SHARE * stock, LEAST_MS)

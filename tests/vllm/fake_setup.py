@@ -1,5 +1,5 @@
 """What an engine under the fake worker is made of: requests with their answers, vLLM's configuration, a brain that knows the
-lengths, and stand-ins for adapters and grammars.
+lengths, and what stands in for adapters and for the compiling of grammars.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,7 +34,9 @@ with warnings.catch_warnings():
         SpeculativeConfig,
         VllmConfig,
     )
+    from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.structured_output import StructuredOutputManager
+    from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from leap_rs.vllm.compat import version_of
 
@@ -200,11 +203,14 @@ class Grammars(StructuredOutputManager):
         return False
 
 
-class Grammar:
-    """A structured output request whose grammar comes later."""
+def late_grammar() -> StructuredOutputRequest:
+    """A structured output request whose grammar is still being compiled."""
+    return StructuredOutputRequest(StructuredOutputsParams(regex="a+"), Future())
 
-    grammar: Any = None
-    reasoning_ended = None
+
+def compile_grammar(request: StructuredOutputRequest) -> None:
+    """Its grammar is ready."""
+    request._grammar.set_result(object())
 
 
 class Oracle:

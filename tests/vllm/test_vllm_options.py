@@ -166,7 +166,7 @@ def test_a_wrong_option_is_one_line_that_names_it(leap: object, parts: tuple[str
 
 def test_importing_the_plugin_does_not_import_vllm() -> None:
     code = (
-        "import sys; import leap_rs.vllm, leap_rs.vllm.options, leap_rs.vllm.waiting, leap_rs.vllm.slots, "
+        "import sys; import leap_rs.vllm, leap_rs.vllm.options, leap_rs.vllm.order, leap_rs.vllm.slots, "
         "leap_rs.vllm.compat, leap_rs.vllm.brain; "
         "print([m for m in sys.modules if m == 'vllm' or m.startswith(('vllm.', 'torch'))])"
     )

@@ -96,7 +96,7 @@ def test_nothing_is_kept_of_who_has_ended(
         "recorder": lambda: () if recorder is None else (recorder._texts, recorder._waiting, recorder._unread),
         "scheduler": lambda: (
             *(engine.scheduler.leap._live, engine.scheduler._leap_unread, engine.scheduler._leap_preempted),
-            *(part for queue in engine.scheduler.leap_queues for part in (queue._entries, queue._numbers)),
+            *(part for queue in engine.scheduler.leap_queues for part in queue.kept()),
             engine.scheduler.leap_room._inside,
         ),
     }

@@ -81,9 +81,11 @@ def test_the_order_follows_the_rows_that_have_come(
     text = Text(jobs, readout, tmp_path)
     ranked: list[str] = []
     learned: list[str] = []
-    rank, learn = Ranker.rank, Room.learned
+    ranks, learn = Ranker.ranks, Room.learned
     monkeypatch.setattr(
-        Ranker, "rank", lambda self, request: (ranked.append(request.request_id), rank(self, request))[1]
+        Ranker,
+        "ranks",
+        lambda self, requests: (ranked.extend(r.request_id for r in requests), ranks(self, requests))[1],
     )
     monkeypatch.setattr(Room, "learned", lambda self, name: (learned.append(name), learn(self, name))[1])
 

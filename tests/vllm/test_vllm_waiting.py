@@ -1,4 +1,4 @@
-"""The waiting queue against a list that is searched whole, in both of its orders and across changes between them."""
+"""The waiting queue against a list that is sorted whole, in both of its orders and across changes between them."""
 
 # ruff: noqa: ARG002 - brains carry out a protocol, whatever they make of its arguments
 
@@ -10,10 +10,14 @@ from collections import deque
 from typing import Any
 
 import pytest
+
+pytest.importorskip("vllm.version")
+
+from fake_setup import VERSION  # noqa: F401 - imports vLLM with its warnings silenced
 from stand_ins import Clock, Lengths, StandIn, ranker_of
 
 from leap_rs.vllm.order import Ranker
-from leap_rs.vllm.waiting import RESCORED_A_STEP, WaitingQueue
+from leap_rs.vllm.waiting import INSERTED_A_STEP, RESCORED_A_STEP, WaitingQueue
 
 
 def key_of(request: StandIn, length: float, arrival_s: float, rate: float, weight: float) -> float:
@@ -37,60 +41,64 @@ def test_it_is_what_a_search_of_a_list_would_find(seed: int) -> None:
 
     def expected() -> list[StandIn]:
         def place(item: tuple[float, int, StandIn]) -> tuple[float, ...]:
-            _, number, request = item
-            name = request.request_id
-            key = key_of(request, brain.lengths[name], arrived[name], rate, weight)
-            return (key, number)
+            since, number, request = item
+            if cap is not None and clock.now - since >= cap:
+                return (0, since, number)
+            key = key_of(request, brain.lengths[request.request_id], arrived[request.request_id], rate, weight)
+            return (1, key, number)
 
-        order = [item[2] for item in sorted(inside.values(), key=place)]
-        if cap is not None and inside:
-            since, _, oldest = min(inside.values(), key=lambda item: item[:2])
-            if clock.now - since >= cap:
-                order.remove(oldest)
-                order.insert(0, oldest)
-        return order
+        return [item[2] for item in sorted(inside.values(), key=place)]
 
-    for number in range(120):
+    for number in range(200):
         clock.now += rng.choice([0.0, 0.25, 1.0])
-        queue.begin_step(clock.now)
         action = rng.random()
-        if action < 0.5 or not inside:
-            request = StandIn(f"r{number}", num_prompt_tokens=rng.randint(1, 300), max_tokens=rng.randint(1, 500))
-            brain.lengths[request.request_id] = rng.randint(1, 400)
-            arrived[request.request_id] = clock.now
-            ranker.arrived(request)
-            inside[request.request_id] = (clock.now, number, request)
-            rng.choice([queue.add_request, queue.prepend_request, lambda r: queue.prepend_requests([r])])(request)
-        elif action < 0.6:
+        if action < 0.4 or not inside:
+            # A few at a time, which are put in their places, and many, after which all are put in order.
+            for i in range(rng.choice([1, 1, 2, INSERTED_A_STEP + 1])):
+                request = StandIn(
+                    f"r{number}.{i}", num_prompt_tokens=rng.randint(1, 300), max_tokens=rng.randint(1, 500)
+                )
+                brain.lengths[request.request_id] = rng.randint(1, 400)
+                arrived[request.request_id] = clock.now
+                ranker.arrived(request)
+                inside[request.request_id] = (clock.now, ranker.live(request).number, request)
+                rng.choice([queue.add_request, queue.prepend_request, lambda r: queue.prepend_requests([r])])(request)
+        elif action < 0.5:
             gone = rng.choice(list(inside.values()))[2]
             del inside[gone.request_id]
             rng.choice([queue.remove_request, lambda r: queue.remove_requests([r, StandIn("other")])])(gone)
-        elif action < 0.7:
+        elif action < 0.6:
             for name in inside:
                 brain.lengths[name] = rng.randint(1, 400)
             queue.rescore(everybody=True)
+            while queue._stale:
+                queue.rescore()
         else:
-            first = expected()[0]
-            assert queue.peek_request() is first
-            assert queue.pop_request() is first
-            assert first not in queue
-            del inside[first.request_id]
+            # A step of vLLM's: some are passed over and put back, some are admitted, and some of these preempted at once.
+            queue.arrange(clock.now)
+            assert list(queue) == expected()
+            skipped: deque[StandIn] = deque()
+            for _ in range(rng.randint(0, len(inside))):
+                first = queue.peek_request()
+                assert queue.pop_request() is first
+                if rng.random() < 0.7:
+                    skipped.appendleft(first)
+                else:
+                    del inside[first.request_id]
+            queue.prepend_requests(skipped)
+            # Everybody has kept their place, so there is nothing to be done.
+            assert list(queue) == [request for request in expected() if request.request_id in inside]
         assert len(queue) == len(inside)
         assert bool(queue) is bool(inside)
+        assert {request.request_id for request in queue} == set(inside)
         if inside:
-            assert queue.peek_request() is expected()[0]
-        in_key_order = [
-            item[2]
-            for item in sorted(
-                inside.values(),
-                key=lambda item: (
-                    key_of(item[2], brain.lengths[item[2].request_id], arrived[item[2].request_id], rate, weight),
-                    item[1],
-                ),
-            )
-        ]
-        assert list(queue) == in_key_order
-        assert all(request in queue for request in in_key_order)
+            first_of_all = queue.first(clock.now)
+            assert first_of_all is not None
+            assert first_of_all[1] is expected()[0]
+        else:
+            assert queue.first(clock.now) is None
+    assert queue._requests.keys() == {number for _, number, _ in inside.values()}
+    assert queue._numbers.keys() == inside.keys()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -135,10 +143,12 @@ def test_arming_and_disarming_keep_everybody() -> None:
         ranker.arrived(request)
         queue.add_request(request)
     queue.arm(True)
+    queue.arrange(0.0)
     assert [request.request_id for request in queue] == ["b", "c", "a"]
     queue.arm(False)
     assert list(queue) == requests
     queue.arm(True)
+    queue.arrange(0.0)
     assert queue.pop_request() is requests[1]
     queue.arm(False)
     assert list(queue) == [requests[0], requests[2]]
@@ -185,9 +195,11 @@ def test_rescoring_is_spread_over_steps() -> None:
         request = StandIn(f"r{i}")
         ranker.arrived(request)
         queue.add_request(request)
+    queue.arrange(0.0)
     brain.lengths = {f"r{i}": 10 + waiting - i for i in range(waiting)}
     for step in range(3):
         queue.rescore(everybody=step == 0)
+        queue.arrange(0.0)
         settled = queue.peek_request().request_id == f"r{waiting - 1}"
         assert settled is (step == 2)
     assert [request.request_id for request in queue] == [f"r{i}" for i in reversed(range(waiting))]
@@ -203,19 +215,23 @@ def test_those_of_whom_more_is_known_get_new_keys_and_nobody_else_does(monkeypat
         request = StandIn(f"r{i}", max_tokens=5000)
         ranker.arrived(request)
         queue.add_request(request)
+    queue.arrange(0.0)
     asked: list[str] = []
-    rank = Ranker.rank
+    ranks = Ranker.ranks
     monkeypatch.setattr(
-        Ranker, "rank", lambda self, request: (asked.append(request.request_id), rank(self, request))[1]
+        Ranker, "ranks", lambda self, requests: (asked.extend(r.request_id for r in requests), ranks(self, requests))[1]
     )
-    brain.lengths.update({"r400": 3, "r7": 1, "r8": 2, "r9": 4})
-    queue.rescore(fresh=["r7", "gone", "r400"])
-    assert sorted(asked) == ["r400", "r7"]
-    assert [request.request_id for request in queue][:3] == ["r7", "r400", "r0"]
+    last = f"r{waiting - 1}"
+    brain.lengths.update({last: 3, "r7": 1, "r8": 2, "r9": 4})
+    queue.rescore(fresh=["r7", "gone", last])
+    assert set(asked) == {"r7", last}
+    assert len(asked) == 2
+    queue.arrange(0.0)
+    assert [request.request_id for request in queue][:3] == ["r7", last, "r0"]
     # Where everybody's turn comes too, theirs comes first.
     queue.rescore(everybody=True)
-    queue.rescore(fresh=["r400"])
-    assert asked[2 + RESCORED_A_STEP] == "r400"
+    queue.rescore(fresh=[last])
+    assert asked[2 + RESCORED_A_STEP] == last
     assert len(asked) == 2 + 2 * RESCORED_A_STEP
     # As many at once as come: a bounded number a step.
     asked.clear()
@@ -233,6 +249,7 @@ def test_who_holds_blocks_goes_first_in_the_queue_of_the_skipped() -> None:
     for request in (StandIn("short"), StandIn("holder", num_computed_tokens=16)):
         ranker.arrived(request)
         queue.add_request(request)
+    queue.arrange(0.0)
     assert queue.peek_request().request_id == "holder"
 
 
@@ -249,6 +266,7 @@ def test_a_brain_that_fails_leaves_the_order_of_arrival() -> None:
     request = StandIn("a")
     ranker.arrived(request)
     queue.add_request(request)
+    queue.arrange(0.0)
     assert not ranker.armed
     assert ranker.fault == "RuntimeError: no readout"
     assert queue.pop_request() is request
@@ -267,6 +285,7 @@ def test_a_senseless_prediction_still_has_a_place(answer: float) -> None:
         request = StandIn(name)
         ranker.arrived(request)
         queue.add_request(request)
+    queue.arrange(0.0)
     assert {queue.pop_request().request_id for _ in range(2)} == {"odd", "even"}
 
 
@@ -276,9 +295,9 @@ def test_while_the_first_of_all_has_no_room_neither_queue_has_anybody(armed: boo
     ranker, options = ranker_of(Lengths({"old": 50, "new": 10}), Clock(), memory_weight=0)
     asked: list[str] = []
 
-    def lets_in(request: StandIn) -> bool:
-        asked.append(request.request_id)
-        return request.request_id != first
+    def lets_in(queue: WaitingQueue) -> bool:
+        asked.append(queue.first_of_all().request_id)
+        return asked[-1] != first
 
     waiting = WaitingQueue(ranker, options, lets_in=lets_in)
     skipped = WaitingQueue(ranker, options, lets_in=lets_in, holders_first=True)
@@ -290,6 +309,7 @@ def test_while_the_first_of_all_has_no_room_neither_queue_has_anybody(armed: boo
     waiting.add_request(new)
     for queue in (waiting, skipped):
         queue.arm(armed)
+        queue.arrange(0.0)
     # By key the shorter one is first, though it stands in the other queue.
     first = "new" if armed else "old"
     assert (bool(waiting), bool(skipped)) == (False, False)

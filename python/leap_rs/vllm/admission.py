@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
@@ -16,12 +17,15 @@ from vllm.v1.request import RequestStatus
 
 from leap_rs._leap import Admission
 
-from .compat import lacks_adapter, seats
+from .compat import adapters_in_use, seats
 from .options import LeapOptions
 from .order import Live, Ranker, generated
+from .waiting import WaitingQueue
 
+_WAITING, _PREEMPTED = RequestStatus.WAITING, RequestStatus.PREEMPTED
+_GRAMMAR = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 # Residents whose lengths are asked for anew in one step when predictions have changed.
-RELEARNED_A_STEP = 256
+RELEARNED_A_STEP = 128
 
 
 def groups_of(kv_cache_config: Any, block_size: int) -> list[tuple[int, int | None]]:
@@ -64,8 +68,17 @@ class Room:
         self._in_step = False
         self._progressed = False
         self._held = False
-        self._asked: tuple[str, int] | None = None
+        # Of whom was asked last in this step, with how many inside, and the answer.
+        self._head: Any = None
+        self._residents = -1
         self._answer = True
+        # Grammars that are being compiled, of requests that were first.
+        self._compiling: set[Any] = set()
+        # The adapters that a step may have, those in use with so many inside, and whether they are all that it may have.
+        self._limit = scheduler.lora_config.max_loras if scheduler.lora_config else 0
+        self._in_use: set[int] = set()
+        self._counted = -1
+        self._no_more = False
 
     # Between the steps.
 
@@ -94,13 +107,15 @@ class Room:
         """Keeps nothing of any request, after a fault."""
         self._in_step = False
         self._inside.clear()
+        self._compiling.clear()
         self._to_relearn.clear()
 
     # In a step.
 
     def begin(self) -> None:
         """The step of vLLM itself begins."""
-        self._in_step, self._progressed, self._held, self._asked = True, False, False, None
+        self._in_step, self._progressed, self._held = True, False, False
+        self._head, self._residents, self._counted = None, -1, -1
 
     def end(self, computed: int, recomputed: int) -> None:
         """It has ended, with so many tokens."""
@@ -108,19 +123,61 @@ class Room:
         self._ranker.guard.call(self._enter)
         self._ranker.guard.call(self.core.stepped, computed, recomputed)
 
-    def lets_in(self, head: Any) -> bool:
-        """Whether vLLM may look at the head of a queue. Outside of its step it always may."""
-        if not self._in_step or self._ranker.fault is not None:
+    def lets_in(self, queue: WaitingQueue) -> bool:
+        """Whether vLLM may look at the first of a queue. Outside of its step it always may."""
+        if not self._in_step:
             return True
-        place = head.request_id, len(self._scheduler.running)
-        if place != self._asked:
-            self._answer = bool(self._ranker.guard.call(self._ask, head, otherwise=True))
-            self._asked = place
+        # A step may put thousands off and asks this before each: hence no guard but this one, and the frequent answers first.
+        try:
+            head = queue.first_of_all() if queue.beside else queue[0]
+            status = head.status
+            if status is _WAITING or status is _PREEMPTED:
+                adapter = head.lora_request
+                if adapter is not None and self._limit:
+                    if len(self._scheduler.running) != self._counted:
+                        self._count_adapters()
+                    if self._no_more and adapter.lora_int_id not in self._in_use:
+                        return True
+            elif status is not _GRAMMAR or self._compiles(head.structured_output_request):
+                return True
+            return self._answers(head)
+        except Exception as error:
+            self._ranker.guard.failed(error)
+            return True
+
+    def _compiles(self, request: Any) -> bool:
+        """Whether a request's grammar is not ready; one that could not be compiled is for vLLM to turn down.
+
+        A compilation says when it is done: vLLM's own look at it takes a lock, and until 0.30 waits a while.
+        """
+        grammar = request._grammar
+        if grammar in self._compiling:
+            return True
+        if isinstance(grammar, Future):
+            self._compiling.add(grammar)
+            grammar.add_done_callback(self._compiling.discard)
+            if grammar in self._compiling:
+                return True
+            grammar = request.grammar
+        return not grammar or isinstance(grammar, Exception)
+
+    def _count_adapters(self) -> None:
+        self._counted = len(self._scheduler.running)
+        self._in_use = adapters_in_use(self._scheduler, self._scheduler.leap_uncounted)
+        self._no_more = len(self._in_use) >= self._limit
+
+    def _answers(self, head: Any) -> bool:
+        """Whether there is room for a head that vLLM would admit; those who hold blocks already have theirs."""
+        residents = len(self._scheduler.running)
+        if head is not self._head or residents != self._residents:
+            self._head, self._residents = head, residents
+            fault = self._ranker.guard.fault
+            self._answer = fault is not None or head.num_computed_tokens > 0 or self._has_room(head, residents)
         return self._answer
 
-    def _ask(self, head: Any) -> bool:
+    def _has_room(self, head: Any, residents: int) -> bool:
         running = self._scheduler.running
-        if not running or len(running) >= seats(self._scheduler) or not self._admissible(head):
+        if not residents or residents >= seats(self._scheduler):
             return True
         self._enter()
         if not self._progressed:
@@ -146,16 +203,6 @@ class Room:
             self._held = True
             self.core.held()
         return False
-
-    def _admissible(self, head: Any) -> bool:
-        """Whether vLLM would admit the head if there were room: not one that it puts off, nor one that holds blocks."""
-        if head.num_computed_tokens > 0:
-            return False
-        if head.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
-            grammar = getattr(getattr(head, "structured_output_request", None), "grammar", None)
-            # One that could not be compiled is for vLLM to turn down.
-            return "GRAMMAR" in head.status.name and bool(grammar) and not isinstance(grammar, Exception)
-        return not lacks_adapter(self._scheduler, head, self._scheduler.leap_uncounted)
 
     def _enter(self) -> None:
         """Tells the core of those who were admitted since it was last told; they stand at the end of vLLM's list."""

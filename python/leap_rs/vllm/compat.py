@@ -140,12 +140,17 @@ def lacks_adapter(scheduler: Any, request: Any, gated: Container[Any]) -> bool:
     lora, adapter = scheduler.lora_config, request.lora_request
     if not lora or adapter is None:
         return False
-    in_use = {
+    in_use = adapters_in_use(scheduler, gated)
+    return len(in_use) >= lora.max_loras and adapter.lora_int_id not in in_use
+
+
+def adapters_in_use(scheduler: Any, gated: Container[Any]) -> set[int]:
+    """The LoRA adapters of residents, but for those of `gated`."""
+    return {
         running.lora_request.lora_int_id
         for running in scheduler.running
         if running.lora_request and running not in gated
     }
-    return len(in_use) >= lora.max_loras and adapter.lora_int_id not in in_use
 
 
 def _range() -> str:

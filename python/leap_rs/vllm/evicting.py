@@ -10,11 +10,11 @@ from vllm.v1.request import RequestStatus
 from leap_rs._leap import Evictor
 
 from .compat import LOG, lacks_adapter, seats
-from .guarded import GuardedQueue, Step
+from .guarded import Step
 from .options import LeapOptions
 from .order import Ranker
 from .slots import decoding, next_step
-from .waiting import first_by_urgency
+from .waiting import WaitingQueue
 
 
 class Evicting:
@@ -32,10 +32,11 @@ class Evicting:
     leap: Ranker
     leap_options: LeapOptions
     leap_evict: Evictor
-    leap_queues: tuple[GuardedQueue, ...]
+    leap_queues: tuple[WaitingQueue, ...]
     leap_adapter_waits: int
     leap_uncounted: set[Any]
     _leap_armed: bool
+    _leap_now: float
     _leap_blocked: str | None
     _leap_evicting: bool
     _leap_told: str | None
@@ -59,8 +60,9 @@ class Evicting:
             self._leap_told = first.request_id
             LOG.info("leap: request %s is next but waits for its LoRA adapter: max_loras are in use", first.request_id)
 
-    def _leap_evict(self, step: Step, now: float) -> None:
+    def _leap_evict(self, step: Step) -> None:
         """Preempts for the first of the queue; those who gave way stand aside until vLLM has gone through the queue."""
+        now = self._leap_now
         head = self._leap_first() if self._leap_blocked is not None and self.leap_evict.ready(now) else None
         if head is None or head.request_id != self._leap_blocked:
             return
@@ -89,8 +91,10 @@ class Evicting:
 
     def _leap_first(self) -> Any:
         """Who is next for admission, None if nobody waits."""
-        by_key = self._leap_armed and self.leap_options.has("queue")
-        queue = first_by_urgency(self.leap_queues) if by_key else getattr(self, "skipped_waiting", None) or self.waiting
+        if self._leap_armed and self.leap_options.has("queue"):
+            firsts = [first for queue in self.leap_queues if (first := queue.first(self._leap_now)) is not None]
+            return min(firsts, key=lambda first: first[0])[1] if firsts else None
+        queue = getattr(self, "skipped_waiting", None) or self.waiting
         return queue.peek_request() if queue else None
 
     def _leap_free_blocks(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -43,14 +43,6 @@ class Live:
     """Its hidden state, where what is served is recorded."""
     session: bool = False
     """Whether its input came in turns."""
-
-
-class Rank(NamedTuple):
-    """What the core makes a key of."""
-
-    remaining: float
-    memory_tokens: float
-    aged: float
 
 
 class Ranker:
@@ -180,23 +172,33 @@ class Ranker:
             found = self._live[request.request_id]
         return found
 
-    def rank(self, request: Any) -> Rank:
-        """The parts of a request's key, after the tokens that it has or will have once the steps under way are done."""
-        live = self.live(request)
-        made, request_id = generated(request, live), request.request_id
-        ln = self._ln_remaining([request], [live])
-        remaining = math.exp(self._boosted(ln, [live])[0])
-        left = _left(request, made)
-        mean = math.exp(ln[0])
-        expect = self._mean_remaining
-        if expect is not None and self._options.memory_weight > 0:
-            mean = float(self._ask(lambda: expect(request_id, made), mean))
-        mean = min(mean, left) if mean > 0 else 0.0
-        return Rank(remaining, request.num_prompt_tokens + made + mean / 2, live.aged)
+    def ranks(self, requests: Sequence[Any]) -> tuple[list[float], list[float]]:
+        """The parts of keys that change, after the tokens that each request has or will have once the steps under way are done.
+
+        Returns:
+            Remaining lengths as aging compares them, and the tokens of KV cache that each will hold on average.
+        """
+        lives = [self.live(request) for request in requests]
+        counts = [generated(request, live) for request, live in zip(requests, lives, strict=True)]
+        ln = self._ln_remaining(requests, counts)
+        remaining = [math.exp(value) for value in self._boosted(ln, lives)]
+        if self._options.memory_weight == 0:
+            return remaining, [1.0] * len(remaining)
+        means, expect = [math.exp(value) for value in ln], self._mean_remaining
+        if expect is not None:
+            means = self._ask(
+                lambda: [float(expect(r.request_id, made)) for r, made in zip(requests, counts, strict=True)], means
+            )
+        memory = [
+            r.num_prompt_tokens + made + (min(mean, _left(r, made)) / 2 if mean > 0 else 0.0)
+            for r, made, mean in zip(requests, counts, means, strict=True)
+        ]
+        return remaining, memory
 
     def ln_remaining(self, requests: Sequence[Any], lives: Sequence[Live]) -> list[float]:
         """Logarithms of the remaining lengths of requests as aging compares them; `lives` are what is kept of them."""
-        return self._boosted(self._ln_remaining(requests, lives), lives)
+        counts = [generated(request, live) for request, live in zip(requests, lives, strict=True)]
+        return self._boosted(self._ln_remaining(requests, counts), lives)
 
     def table(self, request_id: str) -> RemainingTable | None:
         """What is known of a request's length by those whose word counts; None where nothing is."""
@@ -209,9 +211,7 @@ class Ranker:
             return ln
         return self.aging.boosted(ln, [live.mean_tokens for live in lives], squared=self._options.squared)
 
-    def _ln_remaining(self, requests: Sequence[Any], lives: Sequence[Live]) -> list[float]:
-        counts = [generated(request, live) for request, live in zip(requests, lives, strict=True)]
-
+    def _ln_remaining(self, requests: Sequence[Any], counts: Sequence[int]) -> list[float]:
         def ask() -> list[float]:
             remaining = self._brain.remaining_key
             return [remaining(request.request_id, made) for request, made in zip(requests, counts, strict=True)]
@@ -227,14 +227,9 @@ class Ranker:
 
     def key(self, request: Any) -> float:
         """Key of a request as in the queue; smaller goes first."""
-        rank, options = self.rank(request), self._options
-        return static_key(
-            rank.remaining,
-            1.0,
-            rank.aged,
-            memory_weight=options.memory_weight,
-            memory_tokens=rank.memory_tokens,
-        )
+        (remaining,), (memory,) = self.ranks([request])
+        aged = self.live(request).aged
+        return static_key(remaining, 1.0, aged, memory_weight=self._options.memory_weight, memory_tokens=memory)
 
     def _ask(self, call: Callable[[], Any], otherwise: Any) -> Any:
         return self.guard.call(call, otherwise=otherwise)

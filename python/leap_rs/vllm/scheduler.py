@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -21,18 +20,16 @@ from leap_rs._leap import Evictor
 
 from .admission import Room
 from .brain import Brain, Watcher
-from .compat import LOG, Engine, check, paused
+from .compat import LOG, Engine, check, paused, seats
 from .evicting import Evicting
-from .guarded import GuardedQueue, Step, let_go
+from .guarded import Step, let_go
 from .metrics import OF_THE_SCHEDULER, show_given_up
 from .online import OnlineBrain
 from .options import LeapOptions
 from .order import Ranker, session
 from .slots import Plan, Slots, apart, drafts_by_row, forget_drafts, next_step, pass_over, planner_of
 from .start import brain_and_recorder, checked, prefills_only
-from .waiting import first_by_urgency
-
-RequestQueue.register(GuardedQueue)
+from .waiting import WaitingQueue, first_by_urgency
 
 _T = TypeVar("_T", bound="LeapScheduler")
 
@@ -100,26 +97,26 @@ class _Levers(Evicting):
         # Residents whose adapters take no place in the step that runs or ran last.
         self.leap_uncounted: set[Any] = set()
         self.leap_promotions = 0
+        # The time of the step that runs or ran last, counted from the start of the engine.
+        self._leap_now = 0.0
         self._leap_shown: tuple[float, ...] = (0,) * len(OF_THE_SCHEDULER)
         planner = planner_of(self, options)
         self.leap_slots = Slots(self.leap, planner, self.max_model_len, adapters=bool(self.lora_config))
         self._leap_drafts_by_row = drafts_by_row(self)
         self.leap_evict = Evictor(options.evict_factor, options.evict_per_s)
-        self.leap_queues: tuple[GuardedQueue, ...] = ()
+        self.leap_queues: tuple[WaitingQueue, ...] = ()
         self._leap_preempted: set[str] = set()
         self.leap_recomputed_tokens = 0
         # Shadow touches nothing.
         acts = options.mode != "shadow" and options.has("admission")
         self.leap_room = Room(self, self.leap, options) if acts else None
         lets_in = self.leap_room.lets_in if self.leap_room is not None else None
-        self.leap_guard = guard = self.leap.guard
+        self.leap_guard = self.leap.guard
         if self.leap_options.has("queue") or acts:
-            self.waiting = GuardedQueue(guard, self.leap, self.leap_options, lets_in=lets_in)
+            self.waiting = WaitingQueue(self.leap, options, lets_in=lets_in)
             self.leap_queues = (self.waiting,)
             if self._leap_engine.skipped_queue:
-                self.skipped_waiting: Any = GuardedQueue(
-                    guard, self.leap, self.leap_options, lets_in=lets_in, holders_first=True
-                )
+                self.skipped_waiting: Any = WaitingQueue(self.leap, options, lets_in=lets_in, holders_first=True)
                 self.waiting.beside, self.skipped_waiting.beside = (self.skipped_waiting,), self.leap_queues
                 self.leap_queues += (self.skipped_waiting,)
         learned = f"; {brain.learned()}" if isinstance(brain, OnlineBrain) else ""
@@ -137,7 +134,9 @@ class _Levers(Evicting):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         # Before vLLM sees the tokens: a request may end with this very step, and its row is part of its label.
         self.leap_guard.call(self._leap_read, model_runner_output)
-        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self.leap_guard.call(self._leap_forget_gone)
+        return outputs
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.leap_guard.call(self._leap_left, request)
@@ -153,6 +152,7 @@ class _Levers(Evicting):
             # All of them end where the engine is about to. During its shutdown it lets signals kill it, and where the one
             # that it was stopped by went to the whole group, as Ctrl-C's does, a second one comes from the server.
             self.leap_guard.call(self.leap.save)
+        self.leap_guard.call(self._leap_forget_gone)
         return finished
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
@@ -166,6 +166,10 @@ class _Levers(Evicting):
     def shutdown(self) -> None:
         self.leap_guard.always(self.leap.close)
         super().shutdown()  # type: ignore[misc]
+
+    def _leap_forget_gone(self) -> None:
+        for queue in self.leap_queues:
+            queue.forget_gone()
 
     def _leap_came(self, request: Any) -> None:
         if request.request_id not in self.requests:
@@ -199,7 +203,7 @@ class _Levers(Evicting):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         step = Step()
-        now = self.leap_guard.call(self._leap_before, step)
+        self.leap_guard.call(self._leap_before, step)
         if self.leap_guard.fault is not None:
             self._leap_give_up(step)
         try:
@@ -208,13 +212,13 @@ class _Levers(Evicting):
             step.take_back(self)
         if step.aside:
             output.preempted_req_ids = {*(output.preempted_req_ids or ()), *(r.request_id for r in step.aside)}
-        self.leap_guard.call(self._leap_after, output, now)
+        self.leap_guard.call(self._leap_after, output)
         return output
 
-    def _leap_before(self, step: Step) -> float:
-        """Puts what vLLM is about to look at in order; returns the time of the step."""
+    def _leap_before(self, step: Step) -> None:
+        """Puts what vLLM is about to look at in order."""
         self._leap_follow(self.leap.armed)
-        now = self.leap.now()
+        self._leap_now = self.leap.now()
         # Those inside are known to admission control alone, those who wait to the queues.
         fresh = self.leap.fresh()
         if self.leap_room is not None:
@@ -225,19 +229,17 @@ class _Levers(Evicting):
             forget_drafts(self.running, self.prev_step_scheduled_req_ids)
         self._leap_plan = Plan(())
         if self._leap_armed:
-            self._leap_order(step, now, fresh, drifting)
+            self._leap_order(step, fresh, drifting)
         elif self._leap_settling:
             self._leap_settle()
         pass_over(self._leap_plan.gated, next_step(self), step.held, by_step=self._leap_engine.gate_by_step)
         self.leap_uncounted = set() if self._leap_engine.gated_adapters else set(self._leap_plan.gated)
         if self.leap_room is not None:
             self.leap_room.begin()
-        return now
 
-    def _leap_order(self, step: Step, now: float, fresh: Sequence[str], drifting: Sequence[Any]) -> None:
+    def _leap_order(self, step: Step, fresh: Sequence[str], drifting: Sequence[Any]) -> None:
         version = self.leap.version
         for queue in self.leap_queues:
-            queue.begin_step(now)
             queue.rescore(drifting, fresh, everybody=version != self._leap_version)
         self._leap_version = version
         self._leap_drifting = [
@@ -245,12 +247,16 @@ class _Levers(Evicting):
         ]
         # Who gave way in a paused engine would not be let in again: a pause that waits for those inside would miss it.
         if self.leap_options.has("evict") and not paused(self):
-            self._leap_evict(step, now)
+            self._leap_evict(step)
+        # With every seat taken vLLM does not look at those who wait.
+        if len(self.running) < seats(self):
+            for queue in self.leap_queues:
+                queue.arrange(self._leap_now)
         if self.leap_options.has("slots"):
             self._leap_plan = self.leap_slots.plan(self.running, self._leap_free_blocks(), next_step(self))
             self.running[:] = self._leap_plan.order
 
-    def _leap_after(self, output: Any, now: float) -> None:
+    def _leap_after(self, output: Any) -> None:
         """Takes down what vLLM has made of it."""
         plan = self._leap_plan
         self.leap_slots.passed_over(sum(request.status == RequestStatus.RUNNING for request in plan.gated))
@@ -261,13 +267,12 @@ class _Levers(Evicting):
         if self._leap_armed:
             if self.leap_options.has("slots"):
                 self.leap_slots.scheduled(plan, output.num_scheduled_tokens)
-            # Those put back were only looked at: for a grammar that is not ready, at every step.
-            self.leap_promotions += sum(r.status == RequestStatus.RUNNING for q in self.leap_queues for r in q.promoted)
+            self.leap_promotions += sum(queue.admitted() for queue in self.leap_queues)
             self._leap_note_blocked(output)
         waiting = (
             len(self.waiting) + len(getattr(self, "skipped_waiting", ())) + len(getattr(self, "kv_holding_waiting", ()))
         )
-        self.leap.aging.step(now, waiting + self.leap_slots.gated_requests)
+        self.leap.aging.step(self._leap_now, waiting + self.leap_slots.gated_requests)
         self._leap_show()
 
     def _leap_give_up(self, step: Step) -> None:

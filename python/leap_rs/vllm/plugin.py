@@ -176,7 +176,7 @@ def tap_model(runner: Any, vllm_config: Any) -> None:
         with suppress(LeapError):
             path = table_path(vllm_config) if answers else None
         budget = vllm_config.scheduler_config.max_num_batched_tokens
-        write_table(language_model(model), model_config.get_vocab_size(), path, budget)
+        write_table(language_model(model), model_config.get_vocab_size(), path, budget, runner.device)
     wanted = (_options(vllm_config) or {}).get("layer")
     site = find_site(model, depth, wanted, vllm_config.parallel_config.tensor_parallel_size, runner.device)
     if site is None:

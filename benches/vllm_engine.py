@@ -53,7 +53,8 @@ class Engine(Process):
         return made
 
     def begin(self, requests: Sequence[Mapping[str, Any]], flying: int | None = None) -> None:
-        """Sets requests (`tokens`, `sampling`) up, all at once or so that `flying` are under way; the clock starts at 0."""
+        """Sets requests (`tokens`, `sampling` and, for a LoRA adapter, the path `adapter`) up, all at once or so that `flying`
+        are under way; the clock starts at 0."""
         self.ask("begin", requests=list(requests), flying=flying or len(requests))
 
     def steps(self, most: int) -> dict[str, Any]:
@@ -145,6 +146,7 @@ class EngineServer:
         self._llm: Any = None
         self._scheduler_s = 0.0
         self._preemptions = self._recomputed = 0
+        self._adapters: dict[str, Any] = {}
 
     def open(self, options: dict[str, Any]) -> None:
         from vllm import LLM
@@ -234,10 +236,20 @@ class EngineServer:
         number = self._sent
         request = self._requests[number]
         params = SamplingParams(output_kind=RequestOutputKind.DELTA, detokenize=False, **request["sampling"])
-        self._llm.llm_engine.add_request(str(number), {"prompt_token_ids": request["tokens"]}, params)
+        prompt, adapter = {"prompt_token_ids": request["tokens"]}, self._adapter(request.get("adapter"))
+        self._llm.llm_engine.add_request(str(number), prompt, params, lora_request=adapter)
         arrival_s = self._clock + (time.perf_counter() - began if self._steps else 0.0)
         self._live[str(number)] = {"number": number, "arrival_s": arrival_s, "tokens": 0, "token_ids": []}
         self._sent += 1
+
+    def _adapter(self, path: str | None) -> Any:
+        if path is None:
+            return None
+        if path not in self._adapters:
+            from vllm.lora.request import LoRARequest
+
+            self._adapters[path] = LoRARequest(Path(path).name, len(self._adapters) + 1, path)
+        return self._adapters[path]
 
     def _take(self, output: Any, finished: list[dict[str, Any]]) -> None:
         live = self._live[output.request_id]

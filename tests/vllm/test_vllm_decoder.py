@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from leap_rs import ConfigError  # noqa: E402
-from leap_rs.vllm.decoder import find_site, layer_number  # noqa: E402
+from leap_rs.vllm.decoder import find_site, layer_number, unreadable  # noqa: E402
 
 Tensor = torch.Tensor
 WIDTH = 16
@@ -72,6 +78,78 @@ class SummingLayer(Layer):
         return hidden_states, residual
 
 
+def reduce_and_norm(hidden_states: Tensor, residual: Tensor, norm: AddingNorm) -> tuple[Tensor, Tensor]:
+    """As vLLM's functions that sum over ranks before they call the norm; of one rank."""
+    return norm(hidden_states, residual)
+
+
+class EitherLayer(Layer):
+    """As MiniMax-M3: a flag tells whether the layer before has left its sum."""
+
+    left = False
+
+    def forward(self, positions: Tensor, hidden_states: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        if self.left and residual is not None:
+            hidden_states, residual = reduce_and_norm(hidden_states, residual, self.input_layernorm)
+        elif residual is None:
+            residual, hidden_states = hidden_states, self.input_layernorm(hidden_states)
+        else:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        return hidden_states, residual
+
+
+class OtherwiseLayer(Layer):
+    """As DeepSeek-V3.2: what leaves a sum stands behind what does not."""
+
+    split = False
+
+    def forward(self, positions: Tensor, hidden_states: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        if self.split:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        else:
+            hidden_states, residual = reduce_and_norm(hidden_states, residual, norm=self.input_layernorm)
+        return hidden_states, residual
+
+
+class HandedLayer(OtherwiseLayer):
+    """The same with a method of its own."""
+
+    def forward(self, positions: Tensor, hidden_states: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        if self.split:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        else:
+            hidden_states, residual = self._reduced(hidden_states, residual, self.input_layernorm)
+        return hidden_states, residual
+
+    def _reduced(self, hidden_states: Tensor, residual: Tensor, norm: AddingNorm) -> tuple[Tensor, Tensor]:
+        return reduce_and_norm(hidden_states, residual, norm)
+
+
+class LaterLayer(Layer):
+    """As MiniMax-M3 on other cards: the sum that its own attention leaves is no matter of what layers hand on."""
+
+    def forward(self, positions: Tensor, hidden_states: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        hidden_states, residual = reduce_and_norm(hidden_states, residual, self.input_layernorm)
+        return hidden_states, residual
+
+
+class TwoNormsLayer(Layer):
+    """As Nemotron-NAS: without attention its second norm is the first."""
+
+    attends = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.post_attention_layernorm = AddingNorm()
+
+    def forward(self, positions: Tensor, hidden_states: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        if self.attends:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
+        return hidden_states, residual
+
+
 class PPMissingLayer(torch.nn.Identity):
     """What vLLM puts where another pipeline rank has the layer."""
 
@@ -117,6 +195,77 @@ def test_the_pairs_of_llama_are_read(dtype: torch.dtype) -> None:
 def test_other_conventions_are_refused(layer: type[torch.nn.Module], reason: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot read the hidden states of Module: its decoder layer {reason}"):
         find_site(model(layer), 6)
+
+
+def test_layers_whose_weights_are_offloaded_are_read() -> None:
+    assert find_site(model(Layer).to("meta"), 6, device=torch.device("cpu")) is not None
+    with pytest.raises(ConfigError, match="PassingLayer does not begin by adding"):
+        find_site(model(PassingLayer).to("meta"), 6, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("layer", [EitherLayer, OtherwiseLayer, HandedLayer])
+def test_sums_that_are_left_to_the_next_layer_are_refused_where_there_are_ranks(layer: type[torch.nn.Module]) -> None:
+    assert find_site(model(layer), 6) is not None
+    reason = f"its decoder layer {layer.__name__} leaves a sum over tensor-parallel ranks to the layer that follows it"
+    with pytest.raises(ConfigError, match=f"cannot read the hidden states of Module: {reason}"):
+        find_site(model(layer), 6, ranks=2)
+
+
+@pytest.mark.parametrize("layer", [Layer, LaterLayer, TwoNormsLayer])
+def test_layers_that_hand_on_what_is_whole_are_read_with_ranks(layer: type[torch.nn.Module]) -> None:
+    assert find_site(model(layer), 6, ranks=2) is not None
+
+
+class AnyLayer(torch.nn.Module):
+    """Of vLLM's own decoder layers it gets the forward, and has a norm wherever that looks for one."""
+
+    def __getattr__(self, name: str) -> AddingNorm:
+        return AddingNorm()
+
+
+def vllm_layers() -> Iterator[tuple[str, torch.nn.Module]]:
+    """Each forward in vLLM's source that takes the pair, in a layer: many a module can only be imported where its device is."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    root = Path(spec.origin).parent
+    for file in sorted([*root.glob("model_executor/models/**/*.py"), *root.glob("models/**/*.py")]):
+        source = file.read_text()
+        for made in ast.walk(ast.parse(source)) if "residual" in source else ():
+            for forward in made.body if isinstance(made, ast.ClassDef) else ():
+                if isinstance(forward, ast.FunctionDef) and forward.name == "forward":
+                    names = {argument.arg for argument in [*forward.args.args, *forward.args.kwonlyargs]}
+                    if {"hidden_states", "residual"} <= names:
+                        yield f"{file.relative_to(root)} {made.name}", layer_of(made.name, forward, file)
+
+
+def layer_of(name: str, forward: ast.FunctionDef, file: Path) -> torch.nn.Module:
+    forward.decorator_list, forward.returns = [], None
+    for argument in ast.walk(forward.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    scope: dict[str, Any] = {}
+    # Under its own place in its own file, so that its source is at hand.
+    exec(compile(ast.Module([forward], []), str(file), "exec"), scope)
+    return type(name, (AnyLayer,), {"forward": scope["forward"]})()
+
+
+def test_of_vllms_own_layers_those_that_leave_a_sum_are_refused_where_there_are_ranks() -> None:
+    pytest.importorskip("vllm.version")
+    layers = dict(vllm_layers())
+    read = {name for name, layer in layers.items() if unreadable(layer, layer) is None}
+    refused = {name: unreadable(layers[name], layers[name], ranks=2) for name in read}
+    # Of AMD's MiniMax-M3 only the attention leaves its sum, and to the same layer.
+    leaving = {
+        "models/deepseek_v32/nvidia/model.py DeepseekV32DecoderLayer",
+        "models/minimax_m3/nvidia/model.py MiniMaxM3DecoderLayer",
+    }
+    assert {name for name, reason in refused.items() if reason} == leaving & set(layers)
+    for name in leaving & read:
+        assert "leaves a sum over tensor-parallel ranks" in str(refused[name])
+    families = ("llama", "qwen2", "qwen3_moe", "deepseek_v2", "mixtral", "gemma3", "nemotron_nas")
+    for family in families:
+        assert any(f"/{family}.py" in name for name in read), family
 
 
 def test_layers_whose_source_is_not_at_hand_are_refused() -> None:

@@ -134,11 +134,18 @@ def test_a_number_outside_the_rows_gives_no_other_request_s_state(outside: int) 
 
 
 def test_a_layer_is_tapped_once() -> None:
-    layer = Layer()
-    for _ in range(2):
-        install(layer, "layer", Tap(ROWS, WIDTH, torch.float32, torch.device("cpu")))
-    assert type(layer).__mro__[1] is Layer
-    assert isinstance(layer, Layer)
+    layer, ones = Layer(), torch.ones((1, WIDTH))
+    taps = [Tap(ROWS, WIDTH, torch.float32, torch.device("cpu")) for _ in range(2)]
+    for tap in taps:
+        install(layer, "layer", tap)
+        tap.aim(("a",), (0,), (0,), torch.tensor([0]))
+    layer(ones, ones)
+    first, second = (tap.collect() for tap in taps)
+    assert first is not None
+    assert second is not None
+    assert np.isnan(first.rows()["a"]).all()
+    np.testing.assert_array_equal(second.rows()["a"], np.full(WIDTH, 2, np.float32))
+    assert len(layer._forward_hooks) == 1
 
 
 def test_an_unknown_model_runner_is_refused() -> None:

@@ -136,14 +136,14 @@ def install(layer: nn.Module, name: str, tap: Tap) -> None:
     _taps[name] = tap
     if hasattr(layer, _MARK):
         return
-    base = type(layer)
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        output = base.forward(self, *args, **kwargs)
+    def capture(layer: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
         torch.ops.leap_rs.capture(output[0], output[1], name)
-        return output
 
-    layer.__class__ = type(base.__name__, (base,), {"forward": forward, _MARK: name, "__module__": base.__module__})
+    # A hook and no forward of our own: where weights are offloaded vLLM puts another forward on the instance, hides that of
+    # the class with it, and takes off what is put over it.
+    layer.register_forward_hook(capture)
+    setattr(layer, _MARK, name)
 
 
 def fingerprint(name: str) -> str:

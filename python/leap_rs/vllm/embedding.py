@@ -20,6 +20,7 @@ from leap_rs._leap import LeapError, PromptFeatures
 from .places import place
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 # Below vLLM's own logger, so that lines come out in its format.
@@ -58,7 +59,9 @@ def _without_adapters(model: nn.Module) -> Iterator[None]:
             del wrapper.forward
 
 
-def write_table(model: nn.Module, vocabulary: int, path: Path | None, budget: int = _BATCH) -> None:
+def write_table(
+    model: nn.Module, vocabulary: int, path: Path | None, budget: int = _BATCH, device: torch.device | None = None
+) -> None:
     """Projects a loaded model's input embeddings and writes the table.
 
     Args:
@@ -66,11 +69,12 @@ def write_table(model: nn.Module, vocabulary: int, path: Path | None, budget: in
         vocabulary: Tokens that it knows.
         path: The file. None on the ranks that only take part in looking up a sharded table.
         budget: The most tokens that a step can have, and so the most that the model's buffers are made for.
+        device: Where the model runs, instead of where its first weights are: they may be offloaded.
     """
     import torch
 
     embed = getattr(model, "embed_input_ids", None) or model.get_input_embeddings
-    device = next(model.parameters()).device
+    device = device or next(model.parameters()).device
     parts, size = [], min(budget, _BATCH)
     with torch.inference_mode(), _without_adapters(model):
         for start in range(0, vocabulary, size):

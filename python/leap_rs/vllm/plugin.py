@@ -176,12 +176,13 @@ def tap_model(runner: Any, vllm_config: Any) -> None:
         with suppress(LeapError):
             path = table_path(vllm_config) if answers else None
         budget = vllm_config.scheduler_config.max_num_batched_tokens
-        write_table(language_model(model), model_config.get_vocab_size(), path, budget)
-    site = find_site(model, depth, (_options(vllm_config) or {}).get("layer"))
+        write_table(language_model(model), model_config.get_vocab_size(), path, budget, runner.device)
+    wanted = (_options(vllm_config) or {}).get("layer")
+    site = find_site(model, depth, wanted, vllm_config.parallel_config.tensor_parallel_size, runner.device)
     if site is None:
         return
     rows = vllm_config.scheduler_config.max_num_seqs
-    tap = Tap(rows, model_config.get_hidden_size(), model_config.dtype, next(site.layer.parameters()).device)
+    tap = Tap(rows, model_config.get_hidden_size(), model_config.dtype, runner.device)
     install(site.layer, site.name, tap)
     _mark_compilation(vllm_config, fingerprint(site.name), OPERATOR)
     if answers:

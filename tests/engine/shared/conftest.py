@@ -26,7 +26,15 @@ from engine_requests import (
 from shared_engines import Configuration, Engines, Run
 
 # Engines in the order in which they are opened for the tests that name one, so that each is opened once.
-ORDER = ("compiled", "compiled asynchronous", "asynchronous", "asynchronous processes", "eager")
+ORDER = (
+    "compiled",
+    "compiled asynchronous",
+    "asynchronous",
+    "asynchronous processes",
+    "eager",
+    "one adapter a step",
+    "two adapters a step",
+)
 
 
 STARTED = pytest.StashKey[dict[str, int]]()
@@ -73,6 +81,9 @@ def configurations(smollm: Path, model: Callable[[str], Path]) -> dict[str, Conf
         "asynchronous processes": Configuration(smollm, asynchronous=True, processes=True, chunk=CHUNK),
         "compiled": compiled,
         "compiled asynchronous": replace(compiled, asynchronous=True, whole=True),
+        "stock adapters": Configuration(smollm, stock=True, adapters=2),
+        "one adapter a step": replace(eager, adapters=1),
+        "two adapters a step": replace(eager, adapters=2),
     }
 
 

@@ -144,10 +144,33 @@ class SharedEngineServer(EngineServer):
             server._seen["finished"].append(int(request.request_id.split("-")[0]))
             return free(self, request, *args, **kwargs)
 
+        _spare_requests_without_adapter()
         registry._run_in_subprocess = lambda look: look()
         CpuPlatform.check_and_update_config = classmethod(checking)
         SchedulerConfig.get_scheduler_cls = choosing
         Scheduler._preempt_request, Scheduler._free_request = preempting, freeing
+
+
+def _spare_requests_without_adapter() -> None:
+    """Has CPUs give nothing to requests without an adapter, as vLLM's kernels for GPUs do.
+
+    They stand as -1 among the numbers of adapters, which is the last one's place to PyTorch (vLLM's pull request 48421): what
+    such a request is answered would depend on the others in its steps, of stock vLLM too.
+    """
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    def spared(operator: Any) -> Any:
+        @wraps(operator)
+        def run(inputs: Any, weights: Any, output: Any, adapters: Any, *args: Any, **kwargs: Any) -> Any:
+            return operator(inputs.masked_fill((adapters < 0)[:, None], 0), weights, output, adapters, *args, **kwargs)
+
+        return run
+
+    for name in ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice"):
+        operator = spared(getattr(lora_ops, name))
+        setattr(lora_ops, name, operator)
+        setattr(punica_cpu, name, operator)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ class _Rows:
         super().__init__(*args, **kwargs)
         self.out = Path(os.environ["LEAP_TEST_OUT"])
         self.table = load_table(self.vllm_config)
+        if self.table is not None:
+            self.table.save(self.out / "table")
         (self.out / f"{type(self).__name__}.scheduler").touch()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -40,11 +42,13 @@ class _Rows:
         rows = getattr(output, "leap_rows", {})
         assert set(rows) <= set(step.leap_positions)
         for request_id, row in rows.items():
-            prompt = self.requests[request_id].prompt_token_ids
+            request = self.requests[request_id]
+            prompt, adapter = request.prompt_token_ids, request.lora_request.lora_name if request.lora_request else ""
             pooled = self.table.pool(np.array(prompt, np.uint32)) if self.table is not None else np.zeros(0)
             tokens = step.num_scheduled_tokens[request_id]
             number = len(list(self.out.glob("row*.npz")))
-            np.savez(self.out / f"row{number}.npz", prompt=prompt, row=row, pooled=pooled, chunk=tokens)
+            entry = {"prompt": prompt, "adapter": adapter, "row": row, "pooled": pooled, "chunk": tokens}
+            np.savez(self.out / f"row{number}.npz", **entry)
         return super().update_from_output(step, output)
 
 

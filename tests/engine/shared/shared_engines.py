@@ -40,14 +40,18 @@ class Configuration:
     tokenizer: bool = True
     chunk: int = DEFAULTS["max_num_batched_tokens"]  # type: ignore[assignment]
     """Tokens of a step."""
+    adapters: int = 0
+    """LoRA adapters that a step may use; 0: the engine knows none."""
 
     def options(self) -> dict[str, Any]:
         """What vLLM's `LLM` takes; the scheduler of a tapped model is one that writes rows down."""
         leap = {} if self.layer is None else {"layer": self.layer}
         plugin = {} if self.stock else {"scheduler_cls": ROWS, "additional_config": {"leap": leap}}
+        lora = {"enable_lora": True, "max_loras": self.adapters, "max_lora_rank": 8, "max_cpu_loras": 2}
         return {
             **DEFAULTS,
             **plugin,
+            **(lora if self.adapters else {}),
             "enforce_eager": not self.compiled,
             "skip_tokenizer_init": not self.tokenizer,
             "max_num_batched_tokens": self.chunk,
@@ -84,6 +88,7 @@ class Engines:
         self._engine: Engine | None = None
         self._open: Configuration | None = None
         self._made = 0
+        self._loaded: dict[Configuration, Path] = {}
         self.starts = {"processes": 0, "engines": 0}
 
     def process(self) -> Engine:
@@ -109,7 +114,7 @@ class Engines:
             return ""
         process.shut()
         self._open = None
-        self._rows = self._place()
+        self._rows = self._loaded[configuration] = self._place()
         self.starts["engines"] += 1
         refused: str = process.ask(
             "open",
@@ -130,6 +135,12 @@ class Engines:
         refused = self.refused(configuration)
         assert not refused, f"{refused}\n{self.process().log[-6000:]}"
         return self.process()
+
+    def table(self, configuration: Configuration) -> bytes:
+        """The file of projected embeddings that a tapped engine's worker has made of the model that it loaded."""
+        if configuration not in self._loaded:
+            self.opened(configuration)
+        return (self._loaded[configuration] / "table").read_bytes()
 
     def scheduled(
         self, configuration: Configuration, kind: str, leap: Mapping[str, Any] | None = None, **limits: int

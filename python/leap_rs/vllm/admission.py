@@ -168,11 +168,12 @@ class Room:
 
     def _answers(self, head: Any) -> bool:
         """Whether there is room for a head that vLLM would admit; those who hold blocks already have theirs."""
+        if self._ranker.guard.fault is not None:
+            return True
         residents = len(self._scheduler.running)
         if head is not self._head or residents != self._residents:
+            self._answer = head.num_computed_tokens > 0 or self._has_room(head, residents)
             self._head, self._residents = head, residents
-            fault = self._ranker.guard.fault
-            self._answer = fault is not None or head.num_computed_tokens > 0 or self._has_room(head, residents)
         return self._answer
 
     def _has_room(self, head: Any, residents: int) -> bool:

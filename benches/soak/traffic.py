@@ -143,6 +143,7 @@ class Traffic:
         self._url = f"http://127.0.0.1:{server.port}"
         self._rng = random.Random(seed)
         self._references = references()
+        self._put_down = False
         self.seen = seen
 
     async def __aenter__(self) -> Traffic:
@@ -201,7 +202,10 @@ class Traffic:
             counts["aborted"] += 1
             return
         counts["done"] += 1
-        counts["put down by a pause"] += any(choice["finish_reason"] == "abort" for choice in choices)
+        if any(choice["finish_reason"] == "abort" for choice in choices):
+            counts["put down by a pause"] += 1
+            if not self._put_down:
+                self.seen.wrong.append(f"aborted, and no pause was there: {json.dumps(sent.body)}")
         counts["stopped"] += any(choice.get("stop_reason") is not None for choice in choices)
         self.seen.wrong += [f"{fault}: {json.dumps(sent.body)}" for fault in faults_of(sent, choices, usage)]
         ends = [(choice["token_ids"], choice["finish_reason"]) for choice in choices]
@@ -218,6 +222,9 @@ class Traffic:
                 return [], None
             text = line.decode().strip().removeprefix("data: ")
             if text == "[DONE]":
+                # Who is aborted before its first token is not told so.
+                for made in choices.values():
+                    made["finish_reason"] = made["finish_reason"] or (None if made["token_ids"] else "abort")
                 return list(choices.values()), usage
             if not text:
                 continue
@@ -248,6 +255,7 @@ class Traffic:
                     (f"/reset_prefix_cache?reset_running_requests={inside}", None),
                 )
             )
+            self._put_down |= "mode=abort" in away
             await self._ask(away)
             await asyncio.sleep(rng.uniform(0.1, 1.0))
             if back is not None:

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -92,6 +93,8 @@ class Outcome:
 
     def stays(self) -> dict[str, int]:
         """Entries that were there at a rest and not before the first request, by container; most of all rests."""
+        if not self.rests:
+            return {}
         before = self.rests[0].entries
         more = {name: max(r.entries.get(name, 0) for r in self.rests[1:]) for r in self.rests for name in r.entries}
         return {name: n - before.get(name, 0) for name, n in more.items() if n > before.get(name, 0)}
@@ -116,7 +119,7 @@ def options_of(leap: dict[str, Any] | None, directory: Path) -> dict[str, Any]:
         "{readout}": readout,
         "{state}": str(directory / "state"),
         "{record}": str(directory / "record"),
-        "{encoder}": encoder,
+        "{encoder}": str(encoder) if found is not None else "",
     }
     put = {name: places.get(value, value) if isinstance(value, str) else value for name, value in (leap or {}).items()}
     return {name: value for name, value in put.items() if value != ""}
@@ -185,7 +188,7 @@ def judge(name: str, out: Outcome, stock: Outcome | None, right: dict[int, Any])
     kept = out.stays()
     wrong += [f"{n} entries stay in {where}" for where, n in kept.items() if not where.endswith(KEPT)]
     wrong += [f"{n} {what} of vLLM at rest" for r in out.rests for what, n in r.vllm.items() if n]
-    theirs = max(rest.alive.get("Request", 0) for rest in (stock or out).rests)
+    theirs = max(rest.alive.get("Request", 0) for rest in (stock or out).rests or out.rests)
     if (kept_alive := out.rests[-1].alive.get("Request", 0)) > theirs:
         wrong.append(f"{kept_alive} requests of vLLM are alive at the last rest, {theirs} with stock")
     first, last = out.rests[1].held, out.rests[-1].held
@@ -249,7 +252,11 @@ def main() -> int:
     for number, name in enumerate(names):
         until = time.monotonic() + (ends - time.monotonic()) / (len(names) - number)
         place = directory / name
-        out = outcomes[name] = run(name, arguments.model, lora, place, until, arguments.seed)
+        try:
+            out = run(name, arguments.model, lora, place, until, arguments.seed)
+        except (AssertionError, OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+            out = Outcome(wrong=[f"it did not start or did not end: {str(error)[-500:]}"])
+        outcomes[name] = out
         for reference, answer in out.seen.answers:
             right.setdefault(reference, answer)
         judge(name, out, outcomes.get("stock") if name != "stock" else None, right)

@@ -1,9 +1,10 @@
-"""A soak of the plugin on the real vLLM: random traffic on one API server after another, and what each has kept at the end.
+"""A soak of the plugin on the real vLLM: random traffic on one API server after another, and what each has kept at the
+end.
 
-Stock vLLM comes first and says what the reference requests answer, and how far its own processes grow; then a server for each
-set of levers and each mode under the same traffic (`soak/traffic.py`): bursts, clients that go away, stops, adapters, schemas,
-preemptions, pauses. In between the servers rest, and all that the plugin keeps is counted (`soak/watched.py`). It ends with a
-table, and with status 1 if anything is wrong.
+Stock vLLM comes first and says what the reference requests answer, and how far its own processes grow; then a server
+for each set of levers and each mode under the same traffic (`soak/traffic.py`): bursts, clients that go away, stops,
+adapters, schemas, preemptions, pauses. In between the servers rest, and all that the plugin keeps is counted
+(`soak/watched.py`). It ends with a table, and with status 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LEARN = {"rls": {"batch": 4}, "arm": {"window": 50}, "state_every": 4}
 # A fitted readout predicts from the first request on; without one the first 256 are needed.
 ARMED = {"mode": "armed", **LEARN, "readout": "{readout}", "layer": 20}
 SLOTS, SEATS, BLOCKS = 3, 8, 22
-# `{state}` and `{record}` stand for directories of the server's own, `{encoder}` for a text encoder where one is installed.
+# `{state}` and `{record}` stand for directories of the server's own, `{encoder}` for a text encoder where there is one.
 EVICT = {"evict_per_s": 20, "evict_factor": 1.2}
 SERVERS: dict[str, dict[str, Any] | None] = {
     "stock": None,
@@ -63,10 +64,10 @@ SERVERS: dict[str, dict[str, Any] | None] = {
     },
 }
 RESTS = 3
-# What is kept of requests that have ended on purpose, and is bounded: what the judges go by, kinds of labels and of warnings
-# told, rows of prompts that the encoder has read, and what the recorder has not written yet.
+# What is kept of requests that have ended on purpose, and is bounded: kinds of labels and of warnings told, rows of
+# prompts that the encoder has read, and what the recorder has not written yet.
 KEPT = (
-    *("Judge._seen", "Ends._counted", "Ends._untaught", "._told", "EncoderClient._seen"),
+    *("Ends._counted", "Ends._untaught", "._told", "EncoderClient._seen"),
     *("Recorder._rows", "Served.prompt_token_ids"),
 )
 FAULT = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b.*\bleap\b")

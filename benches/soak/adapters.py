@@ -1,4 +1,4 @@
-"""Two small LoRA adapters of a model, made on the fly: random weights of a fixed seed, in the format that peft writes."""
+"""Two small LoRA adapters of a model, made on the fly: random weights of fixed seeds, in peft's format."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A worker's extension that gives requests without an adapter none, on the CPU.
 
-vLLM's torch kernels take the adapter of such a request, number -1, as an index, which is the last of them: what it answers
-hangs on which adapter happens to be loaded, with stock vLLM too, and no two runs could be compared.
+vLLM's torch kernels take the adapter of such a request, number -1, as an index, which is the last of them: what it
+answers hangs on which adapter happens to be loaded, with stock vLLM too, and no two runs could be compared.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Growth(NamedTuple):
 
 
 def growth(held: Sequence[Held], parts: int = 8) -> Growth:
-    """Of the RSS. Samples close to each other are not independent, so the line goes through the means of a few parts."""
+    """Of the RSS. Samples close to each other are not independent: the line goes through the means of a few parts."""
     if len(held) < 2 * parts:
         return Growth(float("nan"), float("nan"))
     means = [np.mean(part, axis=0) for part in np.array_split(np.array([(h.at_s, h.rss_mib) for h in held]), parts)]

@@ -1,7 +1,8 @@
-"""Random requests to an API server, drawn with a seed: what clients send, what they break off, and what came back wrong.
+"""Random requests to an API server, drawn with a seed: what clients send, what they break off, and what came back
+wrong.
 
-Arrivals are Poisson or come in bursts; meanwhile the engine is paused, put to sleep and has its prefix cache reset. Between
-them stand reference requests, a fixed set with one right answer each, which is compared token by token.
+Arrivals are Poisson or come in bursts; meanwhile the engine is paused, put to sleep and has its prefix cache reset.
+Between them stand reference requests, a fixed set with one right answer each, which is compared token by token.
 """
 
 from __future__ import annotations

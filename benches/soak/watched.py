@@ -1,4 +1,5 @@
-"""The schedulers that a soak runs: vLLM's own and the plugin's, each with a thread that writes down what is kept at rest.
+"""The schedulers that a soak runs: vLLM's own and the plugin's, each with a thread that writes down what is kept at
+rest.
 
 While no request is there, the thread walks over all that the plugin keeps and appends a line of JSON to the file that
 `LEAP_SOAK_SIZES` names: entries of every container by its owner and name, and objects alive by their class.

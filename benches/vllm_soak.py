@@ -49,7 +49,8 @@ SERVERS: dict[str, dict[str, Any] | None] = {
     "queue+slots": {**ARMED, "levers": "queue+slots", "decode_slots": SLOTS},
     "queue+slots+evict": {**ARMED, "levers": "queue+slots+evict", "decode_slots": SLOTS, **EVICT},
     "default": {**LEARN, "state_dir": "{state}"},
-    "shadow": {**LEARN, "mode": "shadow", "record": "{record}"},
+    # So that the first part, with which the recorder's threads come, is written before the first rest.
+    "shadow": {**LEARN, "mode": "shadow", "record": "{record}", "record_every": 16},
     "armed": {
         **ARMED,
         "levers": "queue+slots+evict+admission",

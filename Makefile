@@ -15,6 +15,7 @@ LOAD ?= 1.2
 REPLAY_ARGS ?= --engine rtx4090-llama-8b --num-prompts 5000
 GRID_ARGS ?=
 PYTEST_ARGS ?=
+SOAK_ARGS ?=
 WORKERS ?= 2
 RANDOM := test_vllm_scenarios.py test_vllm_replay.py
 # The release profile shares its dependencies with the extension module: half the time of a cold build in the dev profile.
@@ -187,6 +188,10 @@ bench-vllm: develop $(PLUGIN) | $(MODEL) ## what the plugin costs and changes on
 	$(VENV_VLLM)/bin/python benches/vllm_scheduler.py
 	[ -z '$(PROMPTS)' ] || $(VENV_VLLM)/bin/python benches/vllm_from_zero.py $(MODEL) '$(PROMPTS)'
 	[ -z '$(PROMPTS)' ] || [ -z '$(ENCODER)' ] || $(VENV_VLLM)/bin/python benches/vllm_encoder.py $(MODEL) '$(PROMPTS)' --encoder '$(ENCODER)'
+
+.PHONY: soak
+soak: develop $(PLUGIN) | $(MODEL) ## random traffic on servers of the real vLLM, and what grows or stays behind: half an hour (SOAK_ARGS=)
+	PYTHONPATH=python $(VENV_VLLM)/bin/python benches/vllm_soak.py $(MODEL) $(SOAK_ARGS)
 
 .PHONY: bench-encoder
 bench-encoder: develop $(PLUGIN) ## prompts a second that a text encoder reads on one core (ENCODER=DIR; TEXTS=FILE)

@@ -248,6 +248,14 @@ def test_engines_that_save_get_the_time_for_it(leap: dict[str, Any], given: floa
     assert stock.asked == given
 
 
+def test_that_time_is_longer_than_vllm_waits_for_workers() -> None:
+    """A scheduler is told to end once the workers have; before there was a time to set it was four seconds."""
+    envs = pytest.importorskip("vllm.envs")
+    first = getattr(envs, "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", 4)
+    after_a_signal = 4
+    assert first + after_a_signal < plugin.GRACE_S
+
+
 @pytest.mark.vllm
 def test_registering_twice_wraps_once() -> None:
     base = pytest.importorskip("vllm.v1.worker.worker_base")

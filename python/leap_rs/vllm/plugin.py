@@ -23,8 +23,8 @@ from .places import name_run
 LOG = logging.getLogger("vllm.leap_rs")
 _MARK = "leap_registered"
 TAP_KEY = "leap_tap"
-GRACE_S = 5.0
-"""What vLLM itself gives an engine to end in where nobody says how long."""
+GRACE_S = 15.0
+"""An engine waits for its workers first, five seconds and after a signal four more, before it tells its scheduler."""
 
 
 def register() -> None:

@@ -3,6 +3,7 @@
 use half::f16;
 use ndarray::Array2;
 
+use crate::online::is_settled;
 use crate::prompt::{LENGTH_FEATURES, length_features};
 use crate::readout::Kind;
 use crate::rows::Row;
@@ -90,6 +91,8 @@ pub struct Trace {
     pub max_tokens: Option<Vec<u32>>,
     /// How each request ended; absent means all by themselves.
     pub finish: Option<Vec<Finish>>,
+    /// Whether the client had settled the length; absent means of those alone whose limit is one token.
+    pub forced: Option<Vec<bool>>,
     /// Leading prompt tokens that the engine had cached already.
     pub prefix_tokens: Option<Vec<u32>>,
     /// Hashes of each prompt's full blocks of `prefix_block_size` tokens; equal leading hashes are a shared prefix.
@@ -120,6 +123,14 @@ impl Trace {
     /// How request `row` ended.
     pub fn finish_of(&self, row: usize) -> Finish {
         self.finish.as_ref().map_or(Finish::Stop, |finish| finish[row])
+    }
+
+    /// The length of request `row`, where its client had settled it: known on arrival, and no label.
+    pub(super) fn settled(&self, row: usize) -> Option<u32> {
+        let limit = self.max_tokens.as_ref().map(|limits| limits[row].max(1));
+        let forced = self.forced.as_ref().is_some_and(|forced| forced[row]);
+        let settled = forced || limit.is_some_and(|limit| is_settled(u64::from(limit), 0, false));
+        settled.then(|| limit.unwrap_or(self.output_tokens[row]))
     }
 
     /// The scores of a predictor.
@@ -188,6 +199,7 @@ impl Trace {
             ("output_tokens", Some(self.output_tokens.len())),
             ("max_tokens", self.max_tokens.as_ref().map(Vec::len)),
             ("finish_reason", self.finish.as_ref().map(Vec::len)),
+            ("forced", self.forced.as_ref().map(Vec::len)),
             ("prefix_tokens", self.prefix_tokens.as_ref().map(Vec::len)),
             ("prefix_blocks", self.prefix_blocks.as_ref().map(Vec::len)),
         ];

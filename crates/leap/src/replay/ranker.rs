@@ -215,8 +215,8 @@ impl<'a> Ranker<'a> {
     pub fn finished(&mut self, id: u32) -> Result<()> {
         let row = self.row(id);
         let tokens = self.trace.output_tokens[row];
-        let settled = self.trace.settled(row).is_some();
-        if !settled {
+        let natural = self.trace.is_natural(row);
+        if natural {
             self.finished += 1;
             self.finished_tokens += u64::from(tokens);
         }
@@ -230,7 +230,7 @@ impl<'a> Ranker<'a> {
             Finish::Length => Label::Censored(tokens),
             Finish::Abort => return Ok(()),
         };
-        if settled || !self.spec.rls || self.earlier(id).is_some() {
+        if !natural || !self.spec.rls || self.earlier(id).is_some() {
             return Ok(());
         }
         for kind in Kind::ALL {

@@ -28,7 +28,7 @@ class Process:
 
     def __init__(self, script: str | Path, environment: Mapping[str, str]) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="leap-process-", ignore_cleanup_errors=True)
-        place = Path(self._directory.name)
+        self.place = place = Path(self._directory.name)
         self._log = place / "log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(

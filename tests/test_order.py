@@ -281,12 +281,12 @@ def test_memory_term_counts_with_its_weight() -> None:
 
 def test_the_order_of_all_is_what_one_pop_after_the_other_takes() -> None:
     queue = AgingQueue(0.1, wait_cap_s=10.0)
-    for id, (remaining, arrival) in enumerate([(900.0, 0.0), (5.0, 8.0), (7.0, 1.0), (5.0, 8.0), (2.0, 9.0)]):
-        queue.push(id, remaining, arrival)
+    for number, (tokens, arrival) in enumerate([(900.0, 0.0), (5.0, 8.0), (7.0, 1.0), (5.0, 8.0), (2.0, 9.0)]):
+        queue.push(number, tokens, arrival)
     # 0 and 2 have waited for the cap; of equal keys the first in is the first out.
     order = queue.order(11.0)
     assert order == [0, 2, 4, 1, 3]
-    assert [queue.place(id, 11.0) for id in order] == [0, 1, 2, 3, 4]
+    assert [queue.place(number, 11.0) for number in order] == [0, 1, 2, 3, 4]
     assert queue.urgency(2, 11.0) == (True, 1.0)
     assert queue.urgency(4, 11.0) == (False, queue.key(4))
     assert queue.next_overdue(11.0) == 18.0

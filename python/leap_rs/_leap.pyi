@@ -314,6 +314,9 @@ class RemainingTable:
     def known(self) -> bool:
         """Whether a readout gave the score; if not, it is the running mean of finished lengths."""
 
+def is_settled(max_tokens: int, min_tokens: int, ignore_eos: bool) -> bool:
+    """Whether an answer is as long as its ``max_tokens`` whatever it says: known before the first token, and no label."""
+
 def select_slots(
     remaining: npt.ArrayLike,
     arrival_s: npt.ArrayLike,

@@ -62,6 +62,7 @@ def test_columns_have_the_dtypes_that_the_core_expects(kind: type) -> None:
             "output_tokens": pl.Series([3, 4], dtype=pl.UInt32),
             "max_tokens": pl.Series([8, 4], dtype=pl.UInt32),
             "finish_reason": ["stop", "length"],
+            "forced": [False, True],
             "features": pl.Series(np.arange(6, dtype=kind).reshape(2, 3)),
             "score_bert": pl.Series([1.0, 2.0], dtype=pl.Float32),
             "prefix_blocks": pl.Series([[], [7, 2**64 - 1]], dtype=pl.List(pl.UInt64)),
@@ -76,6 +77,7 @@ def test_columns_have_the_dtypes_that_the_core_expects(kind: type) -> None:
         "output_tokens": np.uint32,
         "max_tokens": np.uint32,
         "finish": np.uint8,
+        "forced": np.bool_,
         "features": kind,
         "prefix_block_offsets": np.int64,
         "prefix_block_hashes": np.uint64,
@@ -83,6 +85,7 @@ def test_columns_have_the_dtypes_that_the_core_expects(kind: type) -> None:
     assert columns["prefix_block_size"] == 16
     assert columns["features"].shape == (2, 3)
     assert columns["finish"].tolist() == [0, 1]
+    assert columns["forced"].tolist() == [False, True]
     assert columns["scores"]["bert"].tolist() == [1.0, 2.0]
     assert columns["prefix_block_offsets"].tolist() == [0, 0, 2]
     assert columns["prefix_block_hashes"].tolist() == [7, 2**64 - 1]

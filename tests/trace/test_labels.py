@@ -57,8 +57,9 @@ def test_a_trace_that_lacks_columns(without: tuple[str, ...], ended: list[str], 
     assert ruled["counts"].to_list() == labels
     replayed, _ = to_columns(frame.drop("features"), trace_block=16, engine_block=16)
     names = {code: name for name, code in FINISH.items()}
-    expected = [name if counts else "abort" for name, counts in zip(ended, labels, strict=True)]
-    assert [names[code] for code in replayed["finish"].tolist()] == expected
+    assert [names[code] for code in replayed["finish"].tolist()] == ended
+    forced = replayed["forced"].tolist() if "forced" in replayed else [False] * len(labels)
+    assert [not one for one in forced] == labels
     fitted = data.labelled(Trace(frame, Path("t.parquet"), "leap"), "features", 1024)
     kept = [name for name, counts in zip(ended, labels, strict=True) if counts]
     assert fitted.censored.tolist() == [name == "length" for name in kept]

@@ -72,6 +72,8 @@ class Job:
     grammar_s: float | None = None
     """When its grammar has been compiled; None: it needs none."""
     lora: int | None = None
+    ignore_eos: bool = False
+    """Whether its client wants all of `max_tokens`."""
 
     @property
     def output(self) -> list[int]:

@@ -118,7 +118,7 @@ class FakeEngine:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
     def add(self, job: Job) -> None:
-        sampling = SamplingParams(temperature=0.0, max_tokens=job.max_tokens)
+        sampling = SamplingParams(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=job.ignore_eos)
         sampling._eos_token_id = EOS
         request = Request(
             request_id=job.name,

@@ -200,6 +200,7 @@ def by_replayer(case: Case) -> list[Logged]:
         "prefix_block_offsets": np.cumsum([0, *(len(hashes) for hashes in blocks)]),
         "prefix_block_hashes": np.array([h for hashes in blocks for h in hashes], np.uint64),
         "prefix_block_size": BLOCK,
+        "forced": np.array([job.ignore_eos for job in case.jobs]),
         "scores": {"given": np.array([case.scores.get(job.name, 1.0) for job in case.jobs], np.float32)},
     }
     readouts = {}

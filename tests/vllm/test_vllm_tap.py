@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from leap_rs import ConfigError  # noqa: E402
-from leap_rs.vllm.capture import Tap, install  # noqa: E402
-from leap_rs.vllm.transport import connect  # noqa: E402
+from leap_rs.vllm.capture import Parcel, Tap, install  # noqa: E402
+from leap_rs.vllm.transport import _attach, connect  # noqa: E402
 
 WIDTH, ROWS = 8, 4
 
@@ -20,6 +22,16 @@ WIDTH, ROWS = 8, 4
 class Layer(torch.nn.Module):
     def forward(self, hidden_states: Any, residual: Any) -> Any:
         return hidden_states * 2, residual - 1
+
+
+class Later:
+    """An output of vLLM's that is asked for when its tokens have arrived."""
+
+    def __init__(self, output: SimpleNamespace) -> None:
+        self.output = output
+
+    def get_output(self) -> SimpleNamespace:
+        return self.output
 
 
 class Runner:
@@ -43,7 +55,7 @@ class Runner:
 
     def sample_tokens(self, grammar: None) -> Any:  # noqa: ARG002
         output = SimpleNamespace(req_ids=list(self.input_batch.req_ids))
-        return SimpleNamespace(get_output=lambda: output) if self.asynchronous else output
+        return Later(output) if self.asynchronous else output
 
 
 def tapped(asynchronous: bool = False, dtype: torch.dtype = torch.float32) -> Runner:
@@ -151,3 +163,77 @@ def test_a_layer_is_tapped_once() -> None:
 def test_an_unknown_model_runner_is_refused() -> None:
     with pytest.raises(ConfigError, match="SimpleNamespace has no prepare_inputs"):
         connect(SimpleNamespace(sample_tokens=None), Tap(ROWS, WIDTH, torch.float32, torch.device("cpu")))
+
+
+def _of_the_first_runner() -> Any:
+    outputs = pytest.importorskip("vllm.v1.outputs")
+    runner = pytest.importorskip("vllm.v1.worker.gpu_model_runner")
+    # Made by hand: its constructor copies on a stream of the GPU.
+    made = object.__new__(runner.AsyncGPUModelRunnerOutput)
+    tokens = torch.tensor([[7]])
+    vars(made).update(
+        _model_runner_output=outputs.ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0}),
+        _invalid_req_indices=[],
+        async_copy_ready_event=SimpleNamespace(synchronize=lambda: None),
+        _sampled_token_ids=tokens,
+        sampled_token_ids_cpu=tokens,
+        vocab_size=10,
+        _logprobs_tensors=None,
+        _logprobs_tensors_cpu=None,
+        _num_nans=None,
+        _num_nans_cpu=None,
+        _has_fault=None,
+        _routed_experts=None,
+        _routed_experts_cpu=None,
+    )
+    return made
+
+
+def _of_the_second_runner() -> Any:
+    outputs = pytest.importorskip("vllm.v1.outputs")
+    made = object.__new__(pytest.importorskip("vllm.v1.worker.gpu.async_utils").AsyncOutput)
+    vars(made).update(
+        model_runner_output=outputs.ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0}),
+        sampler_output=SimpleNamespace(sampled_token_ids=torch.tensor([[7]])),
+        num_sampled_tokens=torch.tensor([1]),
+        pending_aux_output=None,
+        copy_event=SimpleNamespace(synchronize=lambda: None),
+        sampled_token_ids=np.array([[7]]),
+        num_sampled_tokens_np=np.array([1]),
+        logprobs_tensors=None,
+        num_nans=None,
+        sampling_mask_tensors=None,
+        prompt_logprobs_dict={},
+        prompt_token_id_logprobs_dict={},
+        _has_fault=None,
+        routed_experts_cpu=None,
+    )
+    return made
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("make", [_of_the_first_runner, _of_the_second_runner])
+@pytest.mark.parametrize("asked", [True, False])
+def test_nothing_but_its_reader_holds_an_asynchronous_output(make: Any, asked: bool) -> None:
+    """It holds tensors on the GPU, which nobody waits for the garbage collector with."""
+    module = pytest.importorskip("vllm.v1.outputs")
+    # What warns while it is imported keeps the frame that it is first imported from.
+    make()
+    parcel = Parcel(("a",), torch.ones((1, WIDTH)), None)
+    gc.disable()
+    try:
+        output = _attach(make(), parcel)
+        assert isinstance(output, module.AsyncModelRunnerOutput)
+        gone = weakref.ref(output)
+        # As vLLM's executor does, which hands on the method alone.
+        get_output = output.get_output
+        del output
+        assert gone() is not None
+        if asked:
+            found = get_output()
+            assert found.sampled_token_ids == [[7]]
+            np.testing.assert_array_equal(found.leap_rows["a"], np.ones(WIDTH, np.float32))
+        del get_output
+        assert gone() is None
+    finally:
+        gc.enable()

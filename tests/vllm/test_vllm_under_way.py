@@ -77,21 +77,55 @@ def test_the_second_model_runner_keeps_the_drafts_of_those_passed_over() -> None
     assert min(given) == 1 + engine.setup.drafts
 
 
+PIPELINE = Setup(max_num_batched_tokens=32, async_scheduling=True, pipeline=2, v2_runner=True)
+
+
 def pipelined(leap: dict[str, object] | None) -> FakeEngine:
     """Eight equal requests on an asynchronous pipeline of two ranks; the prompts of four fit into a step."""
-    jobs = [replace(job, length=80) for job in jobs_of(8)]
-    setup = Setup(max_num_batched_tokens=32, async_scheduling=True, pipeline=2, v2_runner=True, leap=leap)
-    return serve(jobs, setup)
+    return serve([replace(job, length=80) for job in jobs_of(8)], replace(PIPELINE, leap=leap))
+
+
+def skip_without_turns(stock: FakeEngine) -> None:
+    if max(len(step.scheduled) for step in stock.outcome.steps[10:100]) == 8:
+        pytest.skip("this vLLM does not take turns between the halves of a pipeline's residents")
 
 
 @pytest.mark.parametrize("cap", [None, 1])
 def test_half_as_many_slots_are_enough_for_a_pipeline_of_two(cap: int | None) -> None:
     """Each half of the residents has every second step, in which the other one's tokens are on their way."""
     stock = pipelined(None)
-    if max(len(step.scheduled) for step in stock.outcome.steps[10:100]) == 8:
-        pytest.skip("this vLLM does not take turns between the halves of a pipeline's residents")
+    skip_without_turns(stock)
     engine = pipelined({**SLOTS, "decode_slots": 4, "wait_cap_steps": cap})
     assert len(engine.outcome.steps) == len(stock.outcome.steps)
     # Nobody waits for a slot, so no cap can let anybody pass.
     assert engine.scheduler.leap_slots.slot_waits == 0
     assert engine.scheduler.leap_slots.promotions == 0
+
+
+class Worsening(Oracle):
+    """Takes a request for longer with every token that it has written."""
+
+    def remaining(self, request_id: str, generated: int) -> float:
+        return float(self.lengths[request_id] * 1.01**generated)
+
+
+def test_who_has_a_slot_keeps_it_while_its_token_is_on_its_way() -> None:
+    skip_without_turns(pipelined(None))
+    jobs = [replace(job, length=80 + i) for i, job in enumerate(jobs_of(8))]
+    brain, hysteresis = Worsening(jobs), 1.1
+    engine = FakeEngine(replace(PIPELINE, leap={**SLOTS, "hysteresis": hysteresis}), brain)
+    engine.run(jobs)
+    engine.check_end()
+    holds: dict[str, bool] = {}
+    kept, lost = 0, 0
+    for step in engine.outcome.steps:
+        length = {name: brain.remaining(name, made) for name, made in step.generated.items()}
+        for name in step.gated:
+            for other in step.decoding:
+                if holds.get(name) and not holds.get(other):
+                    lost += 1
+                    assert length[other] * hysteresis <= length[name] * (1 + 1e-9)
+                kept += bool(holds.get(other) and not holds.get(name) and length[name] < length[other])
+        # Only where somebody goes without is there anything to hold.
+        holds |= dict.fromkeys(step.decoding, bool(step.gated)) | dict.fromkeys(step.gated, False)
+    assert min(kept, lost) > 20

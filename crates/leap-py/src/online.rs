@@ -347,7 +347,13 @@ impl PyLearner {
     }
 }
 
+#[pyfunction]
+fn is_settled(max_tokens: u64, min_tokens: u64, ignore_eos: bool) -> bool {
+    leap::online::is_settled(max_tokens, min_tokens, ignore_eos)
+}
+
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<PyOnlineReadout>()?;
-    m.add_class::<PyLearner>()
+    m.add_class::<PyLearner>()?;
+    m.add_function(wrap_pyfunction!(is_settled, m)?)
 }

@@ -217,6 +217,7 @@ fn trace_of(columns: &Bound<'_, PyDict>) -> PyResult<Trace> {
         output_tokens: required(columns, "output_tokens")?,
         max_tokens: column(columns, "max_tokens")?,
         finish,
+        forced: column(columns, "forced")?,
         prefix_tokens: column(columns, "prefix_tokens")?,
         prefix_blocks,
         prefix_block_size,

@@ -13,11 +13,13 @@ use crate::{Error, Result};
 mod censor;
 mod file;
 mod learner;
+mod settled;
 mod update;
 mod warmup;
 
 pub use censor::censored_mean;
 pub use learner::{Learner, Shared, Snapshot};
+pub use settled::is_settled;
 use update::standardise;
 use warmup::Warmup;
 pub(crate) use warmup::scale_of;

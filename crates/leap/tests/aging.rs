@@ -71,6 +71,47 @@ fn the_boost_leaves_short_ones_alone_and_flattens_long_ones() {
     assert_eq!(by_the_second.boosted(123.0, arrival, true), 123.0);
 }
 
+/// The mean length after steps in which these have ended.
+fn mean_after(steps: &[Vec<u32>]) -> f64 {
+    let mut clock = AgingClock::new(Aging::PerWait(1.0)).unwrap();
+    for (second, ends) in (1..).zip(steps) {
+        ends.iter().for_each(|&tokens| clock.finished(Some(tokens)));
+        clock.finished(None);
+        clock.step(f64::from(second), 0);
+    }
+    clock.arrival(f64::MAX).mean_tokens
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(12), failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// An end counts for 0.9995 of itself once for each that came in a later step, in whatever order they came in its own.
+    #[test]
+    fn all_ends_of_a_step_are_equally_old(
+        steps in prop::collection::vec(prop::collection::vec(1..5_000_u32, 0..6), 1..20),
+        by in 0..6_usize,
+    ) {
+        let mut sums = (0.0, 0.0);
+        for (i, ends) in steps.iter().enumerate() {
+            let later: usize = steps[i + 1..].iter().map(Vec::len).sum();
+            let weight = 0.9995_f64.powf(later as f64);
+            sums.0 += weight * ends.len() as f64;
+            sums.1 += weight * ends.iter().copied().map(f64::from).sum::<f64>();
+        }
+        let expected = if sums.0 > 0.0 { sums.1 / sums.0 } else { f64::INFINITY };
+        let mean = mean_after(&steps);
+        prop_assert!(mean == expected || (mean / expected - 1.0).abs() < 1e-12, "{mean} is not {expected}");
+        let turned = |ends: &Vec<u32>| {
+            let mut ends = ends.clone();
+            let by = by % ends.len().max(1);
+            ends.rotate_left(by);
+            ends
+        };
+        let turned: Vec<Vec<u32>> = steps.iter().map(turned).collect();
+        prop_assert_eq!(mean_after(&turned), mean);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 500,

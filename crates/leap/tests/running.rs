@@ -84,6 +84,31 @@ proptest! {
         prop_assert_eq!(found, expected);
     }
 
+    /// In a pipeline everybody has a step of its own turn: who holds a slot keeps it there against those hardly better.
+    #[test]
+    fn turns_of_a_pipeline_do_not_take_slots_from_each_other(
+        lengths in prop::collection::vec(prop::collection::vec(100.0..149.0f64, 12), 18), n in 4usize..12, ranks in 2usize..4,
+    ) {
+        let mut planner = Planner::new(&Rules { hysteresis: 1.5, ..rules() });
+        // Nobody is shorter than another by the factor, so that the first to have the slot of a turn keep it.
+        let mut last: Vec<Option<usize>> = vec![None; n];
+        let mut holders = vec![None; ranks];
+        for (step, lengths) in lengths.iter().enumerate() {
+            let class = |at: Option<usize>| if at.is_some_and(|at| step < at + ranks) { Class::Idle } else { Class::Decoding };
+            let residents: Vec<Active> =
+                (0..).zip(lengths).zip(&last).map(|((i, &length), &at)| active(i, class(at), length)).collect();
+            let Some(plan) = plan(&mut planner, &residents, ROOM) else { break };
+            run(&mut planner, &plan);
+            let chosen: Vec<usize> = (0..n)
+                .filter(|&i| residents[i].class == Class::Decoding && !plan.gated.contains(&(i as u32)))
+                .collect();
+            prop_assert_eq!(chosen.len(), 1);
+            last[chosen[0]] = Some(step);
+            let holder = holders[step % ranks].get_or_insert(chosen[0]);
+            prop_assert_eq!(*holder, chosen[0]);
+        }
+    }
+
     #[test]
     fn nobody_waits_longer_than_the_cap_and_one_round(
         lengths in prop::collection::vec(1.0..1000.0f64, 2..12), slots in 1usize..5, cap in 1u32..11,
@@ -196,6 +221,26 @@ fn a_holder_keeps_its_slot_until_another_is_shorter_by_the_factor() {
     // Once nobody was without a slot, nobody holds one against another.
     plan(&mut planner, &decoding(&[100.0]), 0).map(|plan| run(&mut planner, &plan)).unwrap();
     assert_eq!(plan(&mut planner, &decoding(&[100.0, 90.0]), ROOM).unwrap().gated, [0]);
+}
+
+#[test]
+fn a_holder_that_is_idle_meanwhile_is_still_one_when_it_comes_back() {
+    let mut planner = Planner::new(&Rules { hysteresis: 1.5, ..rules() });
+    let mut step = |first: Class, lengths: [f64; 2]| {
+        let residents = [active(0, first, lengths[0]), active(1, Class::Decoding, lengths[1])];
+        let plan = plan(&mut planner, &residents, ROOM).unwrap();
+        run(&mut planner, &plan);
+        plan.gated
+    };
+    assert_eq!(step(Class::Decoding, [100.0, 120.0]), [1]);
+    // Its token is on its way for two steps, in which the other one has the slot that nobody else wants.
+    assert_eq!(step(Class::Idle, [100.0, 90.0]), [0; 0]);
+    assert_eq!(step(Class::Idle, [100.0, 90.0]), [0; 0]);
+    assert_eq!(step(Class::Decoding, [100.0, 90.0]), [1]);
+    assert_eq!(step(Class::Idle, [100.0, 90.0]), [0; 0]);
+    // 100 / 1.5 = 66.7; and 60 / 1.5 = 40.
+    assert_eq!(step(Class::Decoding, [100.0, 66.0]), [0]);
+    assert_eq!(step(Class::Decoding, [50.0, 60.0]), [0]);
 }
 
 #[test]

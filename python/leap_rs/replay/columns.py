@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from leap_rs.trace import schema
-from leap_rs.trace.labels import finish_reason, is_label
+from leap_rs.trace.labels import finish_reason
 
 FINISH = {"stop": 0, "length": 1, "abort": 2}
 SCORE_PREFIX = "score_"
@@ -41,10 +41,11 @@ def to_columns(frame: pl.DataFrame, *, trace_block: int, engine_block: int) -> t
     for name in ("max_tokens", "prefix_tokens"):
         if name in frame.columns:
             columns[name] = np.ascontiguousarray(frame[name].to_numpy(), dtype=np.uint32)
-    # What a client had settled says no more of natural lengths than what it aborted.
-    ended = pl.when(is_label(frame.columns)).then(finish_reason(frame.columns)).otherwise(pl.lit("abort"))
-    codes = frame.with_columns(ended.replace_strict(FINISH, return_dtype=pl.UInt8).alias("finish"))["finish"]
+    ended = finish_reason(frame.columns).replace_strict(FINISH, return_dtype=pl.UInt8)
+    codes = frame.with_columns(ended.alias("finish"))["finish"]
     columns["finish"] = np.ascontiguousarray(codes.to_numpy())
+    if schema.FORCED in frame.columns:
+        columns["forced"] = np.ascontiguousarray(frame[schema.FORCED].to_numpy(), dtype=np.bool_)
     for name in schema.FEATURE_COLUMNS:
         if name in frame.columns:
             columns[name] = np.ascontiguousarray(frame[name].to_numpy())

@@ -107,7 +107,8 @@ class Tap:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             host.copy_(rows, non_blocking=True)
-            arrived = torch.cuda.Event()
+            # As vLLM's own: who waits for one that does not block spins, on the core that the scheduler needs.
+            arrived = torch.cuda.Event(blocking=True)
             arrived.record()
         return Parcel(self._request_ids, host, arrived)
 

@@ -1,7 +1,8 @@
 """The table of projected input embeddings, from the worker that holds the weights to the scheduler that pools prompts.
 
 The worker asks the loaded model itself for the embedding of every token, so that a quantised or sharded table needs no
-code of its own. The scheduler maps the file and removes its name at once: nothing stays behind, however the engine ends.
+code of its own. The scheduler maps the file and removes its name at once; `handover` says what becomes of it where no
+scheduler comes to that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from leap_rs._leap import LeapError, PromptFeatures
 
+from .handover import clear, is_awaited
 from .places import place
 
 if TYPE_CHECKING:
@@ -95,6 +97,32 @@ def write_table(
         LOG.warning("leap: no prompt features but the length: %s", error)
 
 
+def leave_table(model: nn.Module, vllm_config: Any, *, answers: bool, device: torch.device | None = None) -> None:
+    """Writes the table of a loaded model for the scheduler that waits for it; a model that cannot be asked has none.
+
+    Args:
+        model: The text model.
+        vllm_config: That of its engine.
+        answers: Whether this is the rank that writes; the others take part in looking tokens up.
+        device: As in `write_table`.
+    """
+    path = None
+    # Where there is no place for it the scheduler says so, which looks for it.
+    with suppress(LeapError):
+        path = table_path(vllm_config) if answers else None
+    if path is not None and not is_awaited(path):
+        path = None
+    budget = vllm_config.scheduler_config.max_num_batched_tokens
+    try:
+        write_table(model, vllm_config.model_config.get_vocab_size(), path, budget, device)
+    except Exception as error:
+        # Every rank meets the same, so none is left waiting for another.
+        LOG.warning("leap: no prompt features but the length: %s: %s", type(error).__name__, error)
+    # Who waited may have been killed meanwhile.
+    if path is not None and not is_awaited(path):
+        clear(path)
+
+
 def load_table(vllm_config: Any) -> PromptFeatures | None:
     """The table that this engine's worker wrote, mapped; None, and a warning, where there is none."""
     try:
@@ -102,8 +130,7 @@ def load_table(vllm_config: Any) -> PromptFeatures | None:
         try:
             return PromptFeatures.load(path)
         finally:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+            clear(path)
     except LeapError as error:
         LOG.warning("leap: no prompt features but the length: %s", error)
         return None

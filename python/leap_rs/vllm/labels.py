@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from leap_rs._leap import is_settled
+
 MARGIN = 1.25
 """An answer within this factor of its `min_tokens` may have been kept from ending sooner."""
 
@@ -34,7 +36,7 @@ class Limits:
     @property
     def forced(self) -> bool:
         """Whether the length is settled before the first token, at `max_tokens`."""
-        return self.ignore_eos or self.max_tokens <= max(self.min_tokens, 1)
+        return is_settled(self.max_tokens, self.min_tokens, self.ignore_eos)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import pkgutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from leap_rs._leap import ConfigError, LeapError
@@ -64,9 +66,33 @@ def _checks_what_it_makes(original: Any) -> Any:
 def _checks_what_it_is_given(original: Any) -> Any:
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         check(vllm_config)
-        original(self, vllm_config, *args, **kwargs)
+        place = _wait_for_table(vllm_config, self)
+        try:
+            original(self, vllm_config, *args, **kwargs)
+        except BaseException:
+            if place is not None:
+                from .handover import clear
+
+                clear(place)
+            raise
 
     return init
+
+
+def _wait_for_table(vllm_config: Any, executor: Any) -> Path | None:
+    """Has the workers know that the scheduler to come reads their table, where it does; the place of the table."""
+    if not reads_table(vllm_config):
+        return None
+    from .embedding import table_path
+    from .handover import wait
+
+    try:
+        place = table_path(vllm_config)
+        wait(place, executor)
+    except LeapError:
+        # The scheduler will look for the table, and says then that it has none.
+        return None
+    return place
 
 
 def _taps(original: Any) -> Any:
@@ -106,6 +132,23 @@ def _schedules(vllm_config: Any) -> bool:
     scheduler = vllm_config.scheduler_config.scheduler_cls
     module = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "")
     return str(module).startswith("leap_rs.vllm")
+
+
+def reads_table(vllm_config: Any) -> bool:
+    """Whether the scheduler that this process will make reads the table of embeddings: ours, or one made of ours."""
+    # Of the executors on several nodes only the first has a scheduler.
+    if not selected(vllm_config) or getattr(vllm_config.parallel_config, "node_rank_within_dp", 0) > 0:
+        return False
+    from .start import prefills_only
+
+    if prefills_only(vllm_config):
+        return False
+    scheduler = vllm_config.scheduler_config.scheduler_cls
+    if not _schedules(vllm_config) and isinstance(scheduler, str):
+        # What is wrong with its name is vLLM's to say.
+        with suppress(Exception):
+            scheduler = pkgutil.resolve_name(scheduler)
+    return _schedules(vllm_config) or bool(getattr(scheduler, "leap_reads_table", False))
 
 
 def _options(vllm_config: Any) -> Mapping[str, Any] | None:
@@ -163,20 +206,16 @@ def tap_model(runner: Any, vllm_config: Any) -> None:
 
     from .capture import OPERATOR, Tap, fingerprint, install
     from .decoder import find_site, language_model
-    from .embedding import table_path, write_table
+    from .embedding import leave_table
+    from .start import prefills_only
     from .transport import connect
 
     model_config = vllm_config.model_config
     model = runner.get_model()
     depth = model_config.hf_text_config.num_hidden_layers
     answers = get_tensor_model_parallel_rank() == 0
-    if get_pp_group().is_first_rank:
-        path = None
-        # Where there is no place for it the scheduler says so, which looks for it.
-        with suppress(LeapError):
-            path = table_path(vllm_config) if answers else None
-        budget = vllm_config.scheduler_config.max_num_batched_tokens
-        write_table(language_model(model), model_config.get_vocab_size(), path, budget, runner.device)
+    if get_pp_group().is_first_rank and not prefills_only(vllm_config):
+        leave_table(language_model(model), vllm_config, answers=answers, device=runner.device)
     wanted = (_options(vllm_config) or {}).get("layer")
     site = find_site(model, depth, wanted, vllm_config.parallel_config.tensor_parallel_size, runner.device)
     if site is None:

@@ -40,6 +40,8 @@ class LeapScheduler:
     `brain` and `clock` (seconds, never backwards) are for tests; vLLM gives neither.
     """
 
+    leap_reads_table = True
+
     def __new__(cls: type[_T], *args: Any, **kwargs: Any) -> _T:
         kind: type[Any] = cls
         if cls is LeapScheduler:

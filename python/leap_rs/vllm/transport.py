@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .capture import Parcel, Tap
 POSITIONS = "leap_positions"
 ROWS = "leap_rows"
 _MARK = "leap_transport"
+_PARCEL = "leap_parcel"
 
 
 def connect(runner: Any, tap: Tap) -> None:
@@ -62,11 +64,24 @@ def _preparation(runner: Any) -> tuple[str, Callable[[Any], tuple[Sequence[str],
 
 def _attach(output: Any, parcel: Parcel) -> Any:
     """The output with the rows, or one that will have them once its own tokens have arrived."""
-    get_output = getattr(output, "get_output", None)
-    if get_output is None:
+    if getattr(output, "get_output", None) is None:
         # vLLM keeps one empty output for all steps that have none.
         output = copy.copy(output)
         setattr(output, ROWS, parcel.rows())
         return output
-    output.get_output = lambda: _attach(get_output(), parcel)
+    # Not a method put on the output itself: it would hold the output that holds it, and with it tensors on the GPU until
+    # the garbage collector comes by.
+    kind: Any = type(output)
+    output.__class__ = _with_rows(kind)
+    setattr(output, _PARCEL, parcel)
     return output
+
+
+@cache
+def _with_rows(kind: Any) -> type[Any]:
+    """A class of asynchronous outputs whose results have the rows."""
+
+    def get_output(self: Any) -> Any:
+        return _attach(kind.get_output(self), getattr(self, _PARCEL))
+
+    return type(kind.__name__, (kind,), {"get_output": get_output, "__module__": kind.__module__})

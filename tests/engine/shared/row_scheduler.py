@@ -19,6 +19,9 @@ def RowScheduler(*args: Any, **kwargs: Any) -> Scheduler:  # noqa: N802
     return (_AsyncRows if config.scheduler_config.async_scheduling else _SyncRows)(*args, **kwargs)
 
 
+RowScheduler.leap_reads_table = True  # type: ignore[attr-defined]
+
+
 class _Rows:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

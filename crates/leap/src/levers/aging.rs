@@ -61,8 +61,11 @@ pub struct AgingClock {
     rate: f64,
     waiting: u64,
     completions_per_s: f64,
-    /// Finished since the last step, and the decayed number and sum of their lengths since the start.
+    /// Finished since the last step; number and sum of the lengths among them.
     finished: u64,
+    ended: u32,
+    ended_tokens: u64,
+    /// The decayed number and sum of the lengths since the start, up to the last step.
     lengths: f64,
     tokens: f64,
     /// Their mean when the last step was composed.
@@ -87,6 +90,8 @@ impl AgingClock {
             waiting: 0,
             completions_per_s: 0.0,
             finished: 0,
+            ended: 0,
+            ended_tokens: 0,
             lengths: 0.0,
             tokens: 0.0,
             mean_tokens: f64::INFINITY,
@@ -110,15 +115,20 @@ impl AgingClock {
     pub fn finished(&mut self, tokens: Option<u32>) {
         self.finished += 1;
         let Some(tokens) = tokens else { return };
-        self.lengths = FORGETTING * self.lengths + 1.0;
-        self.tokens = FORGETTING * self.tokens + f64::from(tokens.max(1));
+        self.ended = self.ended.saturating_add(1);
+        self.ended_tokens += u64::from(tokens.max(1));
     }
 
     /// A step has been composed at `now_s`, after which so many requests wait: for admission, or inside for a slot.
     pub fn step(&mut self, now_s: f64, waiting: u64) {
         let finished = std::mem::take(&mut self.finished);
-        // As of a step, so that it does not matter whether an arrival is heard of before an end or after it.
-        if self.lengths > 0.0 {
+        // As of a step, so that it does not matter whether an arrival is heard of before an end or after it. All ends
+        // since the step before are equally old: an engine hears of them in whatever order it keeps its requests.
+        let (ended, tokens) = (std::mem::take(&mut self.ended), std::mem::take(&mut self.ended_tokens));
+        if ended > 0 {
+            let left = FORGETTING.powi(i32::try_from(ended).unwrap_or(i32::MAX));
+            self.lengths = left * self.lengths + f64::from(ended);
+            self.tokens = left * self.tokens + tokens as f64;
             self.mean_tokens = self.tokens / self.lengths;
         }
         let Aging::PerWait(alpha) = self.aging else { return };

@@ -76,8 +76,9 @@ pub struct Planner {
     /// Steps since residents last decoded, of those that have waited; and who had a slot while others had none.
     waited: FxHashMap<u64, u32>,
     holders: FxHashSet<u64>,
-    /// Numbers of the planned step's contenders, and whether anybody is passed over in it.
+    /// Numbers of the planned step's contenders and of those for whom it has nothing, and whether anybody is passed over.
     contenders: Vec<u64>,
+    idle: Vec<u64>,
     gates: bool,
 }
 
@@ -92,6 +93,7 @@ impl Planner {
             waited: FxHashMap::default(),
             holders: FxHashSet::default(),
             contenders: Vec::new(),
+            idle: Vec::new(),
             gates: false,
         }
     }
@@ -100,6 +102,7 @@ impl Planner {
     pub fn look(&mut self, residents: usize, free_blocks: usize) -> bool {
         self.look = self.running.look(residents, free_blocks, self.max_adapters.is_some());
         self.contenders.clear();
+        self.idle.clear();
         self.gates = false;
         self.look != Look::Leave
     }
@@ -132,6 +135,7 @@ impl Planner {
         let counts = |i: usize, r: &Resident| residents[i].class == Class::Decoding || r.part == Part::Gated;
         let contenders = which(&listed, counts);
         self.contenders.extend(contenders.iter().map(|&i| residents[i as usize].number));
+        self.idle.extend(residents.iter().filter(|r| r.class == Class::Idle).map(|r| r.number));
         self.gates = !gated.is_empty();
         Plan { order: order(&listed, short), gated, contenders, promoted }
     }
@@ -139,7 +143,10 @@ impl Planner {
     /// Takes note of who of the plan's contenders got a token in the step.
     pub fn scheduled(&mut self, got: &[bool]) {
         let mut waited = FxHashMap::default();
-        self.holders.clear();
+        // In a pipeline who has a slot is idle while its token is on its way, and comes back to it.
+        let holders = &mut self.holders;
+        let kept: FxHashSet<u64> = self.idle.drain(..).filter(|number| holders.contains(number)).collect();
+        *holders = kept;
         for (number, &got) in self.contenders.drain(..).zip(got) {
             if !got {
                 waited.insert(number, self.waited.get(&number).map_or(1, |steps| steps.saturating_add(1)));

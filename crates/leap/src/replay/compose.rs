@@ -27,11 +27,12 @@ impl Engine<'_> {
             self.requeue(id);
         }
         self.note_refusal(budget);
+        let gated = if self.slots.bound { self.seats.ready.len() } else { 0 };
+        self.ranker.clock.step(self.now, (self.waiting.len() + gated) as u64);
+        // Only now: until their last token has come the engine does not know that they are about to end.
         for id in std::mem::take(&mut self.passing) {
             self.waiting.remove(id, self.requests[id as usize].prompt, self.now);
         }
-        let gated = if self.slots.bound { self.seats.ready.len() } else { 0 };
-        self.ranker.clock.step(self.now, (self.waiting.len() + gated) as u64);
         if self.decoding.len() == 0 && step.work.prefill == 0 {
             return None;
         }

@@ -1,5 +1,5 @@
 //! What one simulated policy knows of each request, and the keys that follow from it. A prediction is there only once
-//! its cost has been paid: the prompt readout's on arrival, the text readout's when the encoder has read the prompt, the
+//! its cost has been paid (a length that the client has settled costs none): the prompt readout's on arrival, the text readout's when the encoder has read the prompt, the
 //! state readout's at the end of prefill, somebody else's score after its delay. Every finished request teaches the
 //! readouts of this run and no other.
 
@@ -137,6 +137,11 @@ impl<'a> Ranker<'a> {
         if self.known.is_empty() {
             return Ok(false);
         }
+        if let Some(length) = self.trace.settled(self.row(id)) {
+            let table = RemainingTable::of_length(self.spec.order, self.spec.objective, length);
+            self.known[id as usize] = Some(Box::new(table));
+            return Ok(false);
+        }
         let Some(earlier) = self.earlier(id) else {
             self.predict(Kind::Prompt, id)?;
             return Ok(self.reads_text());
@@ -169,7 +174,7 @@ impl<'a> Ranker<'a> {
     /// A request's prefill has ended: its hidden state is there. Says whether it changed what is known.
     pub fn prefilled(&mut self, id: u32) -> Result<bool> {
         // A resumed request has its hidden state from the first time.
-        if !self.predicted.lacks(Kind::State, id) {
+        if !self.predicted.lacks(Kind::State, id) || self.trace.settled(self.row(id)).is_some() {
             return Ok(false);
         }
         match self.earlier(id) {
@@ -210,8 +215,11 @@ impl<'a> Ranker<'a> {
     pub fn finished(&mut self, id: u32) -> Result<()> {
         let row = self.row(id);
         let tokens = self.trace.output_tokens[row];
-        self.finished += 1;
-        self.finished_tokens += u64::from(tokens);
+        let natural = self.trace.is_natural(row);
+        if natural {
+            self.finished += 1;
+            self.finished_tokens += u64::from(tokens);
+        }
         if let Some(known) = self.known.get_mut(id as usize) {
             *known = None;
         }
@@ -222,7 +230,7 @@ impl<'a> Ranker<'a> {
             Finish::Length => Label::Censored(tokens),
             Finish::Abort => return Ok(()),
         };
-        if !self.spec.rls || self.earlier(id).is_some() {
+        if !natural || !self.spec.rls || self.earlier(id).is_some() {
             return Ok(());
         }
         for kind in Kind::ALL {
@@ -294,7 +302,8 @@ impl<'a> Ranker<'a> {
             }
             _ => {
                 let predicted = Kind::ALL.iter().any(|&readout| !self.predicted.get(readout, id as usize).is_nan());
-                let known = self.known.get(id as usize)?.as_ref().filter(|_| predicted)?;
+                let says = predicted || self.trace.settled(row).is_some();
+                let known = self.known.get(id as usize)?.as_ref().filter(|_| says)?;
                 Some(Arc::clone(known.length()))
             }
         }

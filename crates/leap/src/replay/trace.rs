@@ -3,6 +3,7 @@
 use half::f16;
 use ndarray::Array2;
 
+use crate::online::is_settled;
 use crate::prompt::{LENGTH_FEATURES, length_features};
 use crate::readout::Kind;
 use crate::rows::Row;
@@ -90,6 +91,8 @@ pub struct Trace {
     pub max_tokens: Option<Vec<u32>>,
     /// How each request ended; absent means all by themselves.
     pub finish: Option<Vec<Finish>>,
+    /// Whether the client had forced the length, so that it is no label; absent means of none.
+    pub forced: Option<Vec<bool>>,
     /// Leading prompt tokens that the engine had cached already.
     pub prefix_tokens: Option<Vec<u32>>,
     /// Hashes of each prompt's full blocks of `prefix_block_size` tokens; equal leading hashes are a shared prefix.
@@ -120,6 +123,26 @@ impl Trace {
     /// How request `row` ended.
     pub fn finish_of(&self, row: usize) -> Finish {
         self.finish.as_ref().map_or(Finish::Stop, |finish| finish[row])
+    }
+
+    fn is_forced(&self, row: usize) -> bool {
+        self.forced.as_ref().is_some_and(|forced| forced[row])
+    }
+
+    /// The length of request `row`, where its client had settled it: it is known on arrival.
+    ///
+    /// Of what is `forced` those that ended below their limit were held up or ended by something else: nobody could know.
+    pub(super) fn settled(&self, row: usize) -> Option<u32> {
+        let output = self.output_tokens[row];
+        let Some(limits) = &self.max_tokens else { return self.is_forced(row).then_some(output) };
+        let limit = limits[row].max(1);
+        let settled = is_settled(u64::from(limit), 0, false) || (self.is_forced(row) && output >= limit);
+        settled.then_some(limit)
+    }
+
+    /// Whether the length of request `row` says something of natural ones, had it not been aborted.
+    pub(super) fn is_natural(&self, row: usize) -> bool {
+        !self.is_forced(row) && self.settled(row).is_none()
     }
 
     /// The scores of a predictor.
@@ -188,6 +211,7 @@ impl Trace {
             ("output_tokens", Some(self.output_tokens.len())),
             ("max_tokens", self.max_tokens.as_ref().map(Vec::len)),
             ("finish_reason", self.finish.as_ref().map(Vec::len)),
+            ("forced", self.forced.as_ref().map(Vec::len)),
             ("prefix_tokens", self.prefix_tokens.as_ref().map(Vec::len)),
             ("prefix_blocks", self.prefix_blocks.as_ref().map(Vec::len)),
         ];
@@ -229,5 +253,34 @@ impl Trace {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Trace;
+
+    #[test]
+    fn a_settled_length_is_one_that_its_client_could_tell_on_arrival() {
+        // Tokens, limit and whether forced; the length that was settled, and whether it is that of a natural answer.
+        let cases = [
+            (5, 9, false, None, true),
+            (9, 9, false, None, true),
+            (9, 9, true, Some(9), false),
+            // Held up by a least length: no label, and nobody could know.
+            (5, 9, true, None, false),
+            (1, 1, false, Some(1), false),
+        ];
+        let trace = Trace {
+            output_tokens: cases.map(|case| case.0).to_vec(),
+            max_tokens: Some(cases.map(|case| case.1).to_vec()),
+            forced: Some(cases.map(|case| case.2).to_vec()),
+            ..Trace::default()
+        };
+        let unlimited = Trace { max_tokens: None, ..trace.clone() };
+        for (row, (output, _, forced, settled, natural)) in cases.into_iter().enumerate() {
+            assert_eq!((trace.settled(row), trace.is_natural(row)), (settled, natural), "row {row}");
+            assert_eq!((unlimited.settled(row), unlimited.is_natural(row)), (forced.then_some(output), !forced));
+        }
     }
 }

@@ -145,6 +145,8 @@ pub struct Clock {
     changed: f64,
     /// Decayed number and sum of the lengths that have finished, and their mean when the last step was composed.
     lengths: (f64, f64),
+    /// Lengths that have finished since.
+    ended: Vec<u32>,
     pub mean: Option<f64>,
 }
 
@@ -161,10 +163,13 @@ impl Clock {
 
     pub fn finished(&mut self, tokens: u32) {
         self.finished += 1;
-        self.lengths = (0.9995 * self.lengths.0 + 1.0, 0.9995 * self.lengths.1 + f64::from(tokens));
+        self.ended.push(tokens);
     }
 
     pub fn step(&mut self, aging: Aging, now: f64, waiting: usize) {
+        let decay = 0.9995_f64.powf(self.ended.len() as f64);
+        self.lengths.0 = decay * self.lengths.0 + self.ended.len() as f64;
+        self.lengths.1 = decay * self.lengths.1 + self.ended.drain(..).map(f64::from).sum::<f64>();
         self.mean = (self.lengths.0 > 0.0).then(|| self.lengths.1 / self.lengths.0);
         let Aging::PerWait(alpha) = aging else { return };
         self.value = self.at(aging, now);

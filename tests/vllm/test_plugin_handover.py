@@ -288,7 +288,7 @@ def test_a_model_that_cannot_be_asked_has_no_table(directory: Path, caplog: pyte
     """The start goes on: prompt features are then those of the length alone."""
 
     class Odd(Model):
-        def embed_input_ids(self, ids: Any) -> Any:  # noqa: ARG002
+        def embed_input_ids(self, ids: Any) -> Any:
             raise NotImplementedError("images only")
 
     reader, path = Reader(), embedding.table_path(config())

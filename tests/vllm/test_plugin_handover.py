@@ -261,24 +261,23 @@ def subclass(name: str, reads: bool) -> Callable[..., None]:
 made_of_ours, of_another = subclass("made_of_ours", True), subclass("of_another", False)
 
 
+WHO_READS: dict[str, tuple[dict[str, Any], bool]] = {
+    "as usual": ({}, True),
+    "both roles": ({"kv_transfer_config": SimpleNamespace(kv_role="kv_both")}, True),
+    "decodes": ({"kv_transfer_config": SimpleNamespace(kv_role="kv_consumer")}, True),
+    "prefills": ({"kv_transfer_config": SimpleNamespace(kv_role="kv_producer")}, False),
+    "stock scheduler": ({"scheduler": None}, False),
+    "a subclass by its name": ({"scheduler": f"{__name__}.made_of_ours"}, True),
+    "another by its name": ({"scheduler": f"{__name__}.of_another"}, False),
+    "a subclass": ({"scheduler": made_of_ours}, True),
+    "no such scheduler": ({"scheduler": "nowhere.Scheduler"}, False),
+    "second node": ({"parallel_config": SimpleNamespace(data_parallel_index=0, node_rank_within_dp=1)}, False),
+    "not asked for": ({"scheduler": None, "additional_config": {}}, False),
+}
+
+
 @pytest.mark.vllm
-@pytest.mark.parametrize(
-    ("changed", "reads"),
-    [
-        ({}, True),
-        ({"kv_transfer_config": SimpleNamespace(kv_role="kv_both")}, True),
-        ({"kv_transfer_config": SimpleNamespace(kv_role="kv_consumer")}, True),
-        ({"kv_transfer_config": SimpleNamespace(kv_role="kv_producer")}, False),
-        ({"scheduler": None}, False),
-        ({"scheduler": f"{__name__}.made_of_ours"}, True),
-        ({"scheduler": f"{__name__}.of_another"}, False),
-        ({"scheduler": made_of_ours}, True),
-        ({"scheduler": "nowhere.Scheduler"}, False),
-        ({"parallel_config": SimpleNamespace(data_parallel_index=0, node_rank_within_dp=1)}, False),
-        ({"scheduler": None, "additional_config": {}}, False),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("changed", "reads"), WHO_READS.values(), ids=WHO_READS)
 def test_who_reads_the_table(changed: dict[str, Any], reads: bool) -> None:
     pytest.importorskip("vllm.version")
     assert plugin.reads_table(config(**changed)) is reads

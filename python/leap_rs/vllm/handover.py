@@ -26,6 +26,7 @@ from .places import held, hold
 _WANTED = ".wanted"
 # The table, the file of who waits for it, and what the core writes a table under before it renames it.
 _OURS = re.compile(r"\.?(embedding-[^.]+)(?:\.wanted|\.\d+\.\d+\.tmp)?")
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _TRIES = 100
 _PAUSE_S = 0.01
 _waiting: dict[Path, Finalize] = {}
@@ -78,16 +79,18 @@ def clear(path: Path) -> None:
 def sweep(directory: Path) -> None:
     """Takes away what lies at places of this directory where nobody waits."""
     for path in sorted({path for path, _ in _lying(directory)}):
+        # Whoever takes away waits there meanwhile, so that nobody else begins to.
         try:
-            descriptor = _look(path)
-        except OSError:
-            continue
-        try:
-            if descriptor is None or not held(descriptor):
-                # The lock of the look is kept meanwhile: who begins to wait here now is told to try again.
+            descriptor = _claim(_wanted(path))
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                # A link: nobody can wait there.
                 _remove(path)
-        finally:
-            if descriptor is not None:
+            continue
+        if descriptor is not None:
+            try:
+                _remove(path)
+            finally:
                 os.close(descriptor)
 
 
@@ -98,23 +101,44 @@ def _wanted(path: Path) -> Path:
 def _lock(path: Path) -> int:
     """Makes and locks the file of who waits; its descriptor."""
     for _ in range(_TRIES):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            hold(descriptor)
+            descriptor = _claim(path)
         except BlockingIOError:
             # Somebody sweeps, and has it for a moment.
-            os.close(descriptor)
-            time.sleep(_PAUSE_S)
-            continue
-        except OSError:
+            descriptor = None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
             # Where files cannot be locked nobody sweeps either.
+            return _made(path)
+        if descriptor is not None:
             return descriptor
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(descriptor), path.lstat()):
-                return descriptor
-        # Swept between the making and the locking.
-        os.close(descriptor)
+        time.sleep(_PAUSE_S)
     raise BlockingIOError(errno.EAGAIN, "somebody else waits there")
+
+
+def _claim(path: Path) -> int | None:
+    """A descriptor of the file of who waits, made and locked; None where it was taken away in between.
+
+    Raises:
+        BlockingIOError: Somebody else has it.
+    """
+    descriptor = _made(path)
+    try:
+        hold(descriptor)
+        if os.path.samestat(os.fstat(descriptor), path.lstat()):
+            return descriptor
+    except FileNotFoundError:
+        pass
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _made(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _look(path: Path) -> int | None:

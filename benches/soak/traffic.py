@@ -126,7 +126,8 @@ def faults_of(sent: Asked, choices: list[dict[str, Any]], usage: dict[str, Any])
         reason, text, made = choice["finish_reason"], choice["text"], len(choice["token_ids"])
         if made > body["max_tokens"] or (reason == "length" and made != body["max_tokens"]):
             found.append(f"{reason} after {made} tokens")
-        if made < body.get("min_tokens", 0):
+        # A schema may be fulfilled before, and then allows nothing but the end.
+        if made < body.get("min_tokens", 0) and "response_format" not in body:
             found.append(f"only {made} tokens")
         if body.get("ignore_eos") and "stop" not in body and "stop_token_ids" not in body and reason != "length":
             found.append(f"{reason} though forced")

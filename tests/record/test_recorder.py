@@ -155,8 +155,10 @@ def test_forced_lengths_are_told_apart_and_no_readout_learns_from_them(tmp_path:
     np.testing.assert_array_equal(rows.features, [one.row for one in NATURAL])
     assert rows.lengths.tolist() == [one.output_tokens for one in NATURAL]
     arrays, _ = to_columns(frame, trace_block=16, engine_block=16)
-    # 0 stop, 1 length; 2 aborted, from which a replay learns nothing.
-    assert arrays["finish"].tolist() == [2] * 4 + [0] * 12 + [1] + [2] * 2
+    # 0 stop, 1 length; 2 aborted, from which a replay learns nothing, nor from what was forced.
+    ends = {"stop": 0, "length": 1}
+    assert arrays["finish"].tolist() == [ends[one.reason] for one in FORCED] + [0] * 12 + [1] + [2] * 2
+    assert arrays["forced"].tolist() == [1] * 4 + [0] * 15
 
 
 def test_fitting_says_how_many_were_left_out(tmp_path: Path) -> None:
@@ -183,6 +185,24 @@ def test_a_row_that_cannot_be_used_is_left_out_and_told_once(tmp_path: Path, log
     hidden, prompts = warnings(log)
     assert "hidden state" in hidden
     assert "prompts have no features" in prompts
+
+
+def test_what_is_there_is_written_at_once_when_the_engine_is_about_to_end(tmp_path: Path) -> None:
+    """It may be killed while it waits for its workers, long before it closes its scheduler."""
+    recorder = Recorder(tmp_path / "rec", 0, ABOUT, TABLE)
+    Request(1, 1.0, 5).hand_to(recorder)
+    wait_for(lambda: len(recorder._rows) == 1)
+    assert part_files(tmp_path / "rec") == []
+    Request(2, 2.0, 5).hand_to(recorder)
+    recorder.save()
+    wait_for(lambda: part_files(tmp_path / "rec"))
+    assert read_trace(tmp_path / "rec").height == 2
+    # What comes later waits for a part to be full again.
+    Request(3, 3.0, 5).hand_to(recorder)
+    wait_for(lambda: len(recorder._rows) == 1)
+    assert len(part_files(tmp_path / "rec")) == 1
+    recorder.close()
+    assert read_trace(tmp_path / "rec").height == 3
 
 
 def test_a_part_is_written_after_a_while_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

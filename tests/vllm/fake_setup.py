@@ -205,14 +205,23 @@ class Grammars(StructuredOutputManager):
         return False
 
 
-def late_grammar() -> StructuredOutputRequest:
-    """A structured output request whose grammar is still being compiled."""
-    return StructuredOutputRequest(StructuredOutputsParams(regex="a+"), Future())
+def grammar_of(*, ready: bool) -> StructuredOutputRequest:
+    """A structured output request whose grammar is there already, as one is that was compiled before, or will be later."""
+    grammar: Any = Compiled() if ready else Future()
+    return StructuredOutputRequest(StructuredOutputsParams(regex="a+"), grammar)
+
+
+@dataclass
+class Compiled:
+    """A grammar that is ready: compared by what it holds, and without a hash, as those of xgrammar are."""
+
+    states: int = 1
 
 
 def compile_grammar(request: StructuredOutputRequest) -> None:
-    """Its grammar is ready."""
-    request._grammar.set_result(object())
+    """Its grammar is ready, if it was not."""
+    if isinstance(request._grammar, Future):
+        request._grammar.set_result(Compiled())
 
 
 class Oracle:

@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 # Before vLLM: it says how much vLLM logs.
-from fake_setup import BLOCK, EOS, Adapter, Grammars, Job, Setup, compile_grammar, config_of, late_grammar
+from fake_setup import BLOCK, EOS, Adapter, Grammars, Job, Setup, compile_grammar, config_of, grammar_of
 
 with warnings.catch_warnings():
     # vLLM's own, and those of what it imports.
@@ -130,7 +130,7 @@ class FakeEngine:
             lora_request=None if job.lora is None else Adapter(job.lora),
         )
         if job.grammar_s is not None:
-            request.structured_output_request = late_grammar()
+            request.structured_output_request = grammar_of(ready=job.grammar_s <= self.now)
             request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         self.jobs[job.name] = job
         self.added_s[job.name] = self.now

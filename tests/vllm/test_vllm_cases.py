@@ -37,13 +37,18 @@ def grammar_mix(compiled_s: float) -> list[Job]:
 
 
 @BOTH
-@pytest.mark.parametrize("compiled_s", [1.0, 30.0, 1000.0])
-def test_24_requests_that_wait_for_a_grammar_all_end(async_scheduling: bool, compiled_s: float) -> None:
+@pytest.mark.parametrize("compiled_s", [0.0, 1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("levers", [["queue", "slots"], ["queue", "admission"]], ids="+".join)
+def test_24_requests_that_wait_for_a_grammar_all_end(
+    async_scheduling: bool, compiled_s: float, levers: list[str]
+) -> None:
     jobs = grammar_mix(compiled_s)
-    engine = FakeEngine(Setup(max_num_seqs=2, async_scheduling=async_scheduling, leap=LEAP), Oracle(jobs))
+    leap = {**LEAP, "levers": levers}
+    engine = FakeEngine(Setup(max_num_seqs=2, async_scheduling=async_scheduling, leap=leap), Oracle(jobs))
     engine.run(jobs)
     engine.check_end()
     assert len(engine.outcome.reasons) == 16
+    assert engine.scheduler.leap_guard.fault is None
 
 
 @BOTH

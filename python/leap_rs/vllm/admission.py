@@ -105,7 +105,7 @@ class Room:
 
     def give_up(self) -> None:
         """Keeps nothing of any request, after a fault."""
-        self._in_step = False
+        self._rest()
         self._inside.clear()
         self._compiling.clear()
         self._to_relearn.clear()
@@ -115,13 +115,18 @@ class Room:
     def begin(self) -> None:
         """The step of vLLM itself begins."""
         self._in_step, self._progressed, self._held = True, False, False
-        self._head, self._residents, self._counted = None, -1, -1
 
     def end(self, computed: int, recomputed: int) -> None:
         """It has ended, with so many tokens."""
-        self._in_step = False
+        self._rest()
         self._ranker.guard.call(self._enter)
         self._ranker.guard.call(self.core.stepped, computed, recomputed)
+
+    def _rest(self) -> None:
+        """No step is under way: what was asked in the last one says nothing of the next."""
+        self._in_step = False
+        self._head, self._residents, self._counted = None, -1, -1
+        self._in_use = set()
 
     def lets_in(self, queue: WaitingQueue) -> bool:
         """Whether vLLM may look at the first of a queue. Outside of its step it always may."""
@@ -151,9 +156,9 @@ class Room:
         A compilation says when it is done: vLLM's own look at it takes a lock, and until 0.30 waits a while.
         """
         grammar = request._grammar
-        if grammar in self._compiling:
-            return True
         if isinstance(grammar, Future):
+            if grammar in self._compiling:
+                return True
             self._compiling.add(grammar)
             grammar.add_done_callback(self._compiling.discard)
             if grammar in self._compiling:

@@ -149,7 +149,9 @@ class Ranker:
         return length
 
     def save(self) -> None:
-        """Has the brain save what it has learned."""
+        """Has the recorder write what it has, and the brain save what it has learned."""
+        if self._recorder is not None:
+            self.guard.call(self._recorder.save)
         self._ask(self._brain.save, None)
 
     def close(self) -> None:

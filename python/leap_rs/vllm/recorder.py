@@ -113,6 +113,7 @@ class Recorder:
         self._rows: list[tuple[Served, npt.NDArray[np.float32]]] = []
         self._failing = False
         self._due_s = 0.0
+        self._hurries = False
         self._told: set[str] = set()
         self._over = False
         self._stop = threading.Event()
@@ -178,6 +179,11 @@ class Recorder:
         )
         self._waiting.append(served)
 
+    def save(self) -> None:
+        """Has what is there written now, without waiting for it: the engine is about to end, and may be killed."""
+        self._due_s = 0.0
+        self._hurries = True
+
     def no_more(self) -> None:
         """No other request will be handed over, and no row of the text encoder either."""
         for text in tuple(self._texts.values()):
@@ -241,6 +247,7 @@ class Recorder:
             self._counted = refused
         if self._rows and (at_once or time.monotonic() >= self._due_s):
             self._write()
+        self._hurries = self._hurries and bool(self._unread)
 
     def _take(self, served: Served) -> None:
         if served.row is None or not np.isfinite(served.row).all():
@@ -261,7 +268,7 @@ class Recorder:
             self._lose(1, "prompt", f"their prompts have no features: {error}")
             return
         if not self._rows:
-            self._due_s = time.monotonic() + PART_S
+            self._due_s = time.monotonic() + (0.0 if self._hurries else PART_S)
         self._rows.append((served, features))
 
     def _write(self) -> None:

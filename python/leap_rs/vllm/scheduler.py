@@ -291,6 +291,7 @@ class _Levers(Evicting):
             self._leap_preempted.clear()
             self._leap_drifting = []
             self._leap_plan = Plan(())
+            self.leap_uncounted = set()
             if self.leap.metrics is not None:
                 show_given_up(self.leap.metrics)
         if self._leap_drafts_by_row:

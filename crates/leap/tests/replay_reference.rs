@@ -61,6 +61,7 @@ fn engine() -> impl Strategy<Value = EngineConfig> {
             decode_slots,
             reserve_full_prompt,
             watermark,
+            max_model_len: None,
             data_parallel_size: 1,
         }
     })
@@ -284,6 +285,7 @@ fn small(policy: &str, kv_tokens: u32, max_num_seqs: u32, max_num_batched_tokens
         decode_slots: None,
         reserve_full_prompt: false,
         watermark: 0.0,
+        max_model_len: None,
         data_parallel_size: 1,
     };
     Scenario { requests: Vec::new(), engine, policy: policy.into(), wait_cap_s: None, max_concurrency: None }

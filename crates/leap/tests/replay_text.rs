@@ -40,6 +40,7 @@ fn engine(max_num_seqs: u32) -> EngineConfig {
         decode_slots: None,
         reserve_full_prompt: true,
         watermark: 0.0,
+        max_model_len: None,
         data_parallel_size: 1,
     }
 }

@@ -103,6 +103,12 @@ DecodeSlots = Annotated[
 ]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences resident at a time.")]
 MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Tokens a step.")]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens of a prompt and its answer together that the model takes; requests beyond are left out and counted."
+    ),
+]
 KvTokens = Annotated[
     int | None,
     typer.Option(
@@ -239,6 +245,12 @@ Tokenizer = Annotated[
 ]
 Run = Annotated[
     int | None, typer.Option(help="Which of several results in one file is the trace, from 1.", show_default=False)
+]
+PrefixBlockSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens in a block of prefixes, for Mooncake's rows as other tools write them.", min=1, show_default="512"
+    ),
 ]
 Threads = Annotated[int | None, typer.Option(help="Simulations at a time.", show_default="the CPUs")]
 

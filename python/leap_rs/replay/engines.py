@@ -123,6 +123,7 @@ def resolve(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
         "enable_chunked_prefill": options.enable_chunked_prefill,
         "enable_prefix_caching": options.enable_prefix_caching,
         "decode_slots": options.decode_slots or base.get("decode_slots"),
+        "max_model_len": options.max_model_len,
         "watermark": options.watermark,
         "data_parallel_size": options.data_parallel_size or int(base.get("data_parallel_size", 1)),
     }

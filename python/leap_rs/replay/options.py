@@ -203,6 +203,7 @@ class Options(BaseModel):
     decode_slots: Count | None = None
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count | None = None
+    max_model_len: Count | None = None
     kv_tokens: Count | None = None
     block_size: Annotated[int, Field(ge=1, le=65536)] | None = None
     watermark: Fraction = 0.0

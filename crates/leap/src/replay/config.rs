@@ -33,6 +33,9 @@ pub struct EngineConfig {
     pub reserve_full_prompt: bool,
     /// Share of the blocks that an admission must leave free.
     pub watermark: f64,
+    /// Tokens of a prompt and its answer together that the model takes at most; absent means any number.
+    #[serde(default)]
+    pub max_model_len: Option<u32>,
     /// Engines of these limits each, that run in lock-step behind one load balancer.
     #[serde(default = "one")]
     pub data_parallel_size: u32,
@@ -65,6 +68,7 @@ impl EngineConfig {
             ("max_num_seqs", self.max_num_seqs),
             ("max_num_batched_tokens", self.max_num_batched_tokens),
             ("decode_slots", self.decode_slots.unwrap_or(1)),
+            ("max_model_len", self.max_model_len.unwrap_or(1)),
             ("data_parallel_size", self.data_parallel_size),
         ] {
             if value == 0 {

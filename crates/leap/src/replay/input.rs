@@ -128,7 +128,7 @@ pub(super) fn span(trace: &Trace, rows: &[u32]) -> (f64, f64) {
     }
 }
 
-/// Rows that this engine can never serve, with the reason: the engine would keep them waiting for ever.
+/// Rows that this engine can never serve, with the reason: it would refuse them, or keep them waiting for ever.
 pub fn left_out(trace: &Trace, engine: &EngineConfig) -> Vec<(u32, String)> {
     let usable = u64::from(engine.usable_blocks()) * u64::from(engine.block_size);
     let mut out = Vec::new();
@@ -136,7 +136,10 @@ pub fn left_out(trace: &Trace, engine: &EngineConfig) -> Vec<(u32, String)> {
         let (prompt, output) = (u64::from(trace.prompt_tokens[row]), u64::from(trace.output_tokens[row]));
         // The last token is never read again, so it is not stored.
         let stored = prompt + output - 1;
-        if stored > usable {
+        if engine.max_model_len.is_some_and(|most| prompt + output > u64::from(most)) {
+            let most = engine.max_model_len.unwrap_or_default();
+            out.push((row as u32, format!("has {} tokens with its answer, max_model_len is {most}", prompt + output)));
+        } else if stored > usable {
             out.push((row as u32, format!("needs {stored} KV tokens, {usable} are usable")));
         } else if !engine.enable_chunked_prefill && stored > u64::from(engine.max_num_batched_tokens) {
             out.push((

@@ -49,9 +49,19 @@ def with_feature(row: int, element: int, value: float, dtype: pl.DataType | None
 
 
 BROKEN: dict[str, tuple[pl.DataFrame, str | None, int | None, str]] = {
-    "no arrival": (good().drop("arrival_s"), "arrival_s", None, "missing"),
-    "no prompt tokens": (good().drop("prompt_tokens"), "prompt_tokens", None, "missing"),
-    "no output tokens": (good().drop("output_tokens"), "output_tokens", None, "missing"),
+    "no arrival": (good().drop("arrival_s"), None, None, "looks like leap, but has no column arrival_s; it has "),
+    "no prompt tokens": (
+        good().drop("prompt_tokens"),
+        None,
+        None,
+        "looks like leap, but has no column prompt_tokens; it has ",
+    ),
+    "no output tokens": (
+        good().drop("output_tokens"),
+        None,
+        None,
+        "looks like leap, but has no column output_tokens; it has ",
+    ),
     "zero rows": (good().clear(), None, None, "no requests"),
     "times run backwards": (with_value("arrival_s", 3, 0.25), "arrival_s", 3, "backwards"),
     "negative time": (with_value("arrival_s", 0, -1.0), "arrival_s", 0, "negative"),
@@ -136,7 +146,10 @@ SPLITWISE = "request_id,arrival_timestamp,prompt_size,token_size\n"
 BROKEN_CSV: dict[str, tuple[str, str]] = {
     "only a header": (AZURE, "no requests"),
     "only failed rows": (AZURE + "2023-11-16 18:15:46.6805900,374,0\n", "no requests"),
-    "a column is missing": ("Request tokens,Response tokens\n3,4\n", "line 1: column 'Timestamp' is missing"),
+    "a column is missing": (
+        "Timestamp,Request tokens,Model\n3,4,x\n",
+        "looks like BurstGPT, but has no column Response tokens",
+    ),
     "a column twice": (VIDUR.replace("\n", ",arrived_at\n") + "0.0,1,1,0.5\n", "line 1: column 'arrived_at' stands"),
     "a field too many": (AZURE + FIRST + "2023-11-16 18:15:47.0000000,374,44,1\n", "line 3: 4 fields"),
     "a field is missing": (AZURE + FIRST + "\n2023-11-16 18:15:47.0000000,374\n", "line 4: 2 fields"),
@@ -145,15 +158,15 @@ BROKEN_CSV: dict[str, tuple[str, str]] = {
     "a negative number of tokens": (VIDUR + "0.0,10,-5\n", "line 2: column 'num_decode_tokens'"),
     "tokens beyond 32 bits": (VIDUR + "0.0,10,5\n0.1,4294967296,5\n", "line 3: column 'num_prefill_tokens'"),
     "tokens beyond 64 bits": (VIDUR + f"0.0,10,{10**30}\n", "line 2: column 'num_decode_tokens'"),
-    "an empty field": (VIDUR + "0.0,10,\n", "line 2: column 'num_decode_tokens'"),
+    "empty fields alone": (VIDUR + "0.0,10,\n", "no requests (1 row left out: no number of output tokens"),
     "NaN time": (VIDUR + "nan,10,5\n", "line 2: column 'arrived_at'"),
     "infinite time": (VIDUR + "0.0,10,5\ninf,10,5\n", "line 3: column 'arrived_at'"),
     "a time that is no time": (AZURE + FIRST + "2023-11-16 18:75:47.0000000,1,1\n", "line 3: column 'TIMESTAMP'"),
     "a date alone": (AZURE + "2023-11-16,374,44\n", "line 2: column 'TIMESTAMP'"),
     "times run backwards": (AZURE + FIRST + "2023-11-16 18:15:46.6805899,1,1\n", "line 3: column 'TIMESTAMP'"),
-    "Azure 2024 without an offset": (
-        AZURE + "2024-05-10 00:00:00.009930+00:00,1,1\n2024-05-10 00:00:01.5,1,1\n",
-        "line 3: column 'TIMESTAMP': expected a time such as 2024-05-10 00:00:00.009930+00:00",
+    "a date of no calendar": (
+        AZURE + "2024-05-10 00:00:00.009930+00:00,1,1\n2024-02-30 00:00:01.5,1,1\n",
+        "line 3: column 'TIMESTAMP': expected a date and time as ISO 8601 has them, such as 2023-11-16 18:15:46.6805900",
     ),
     "Azure 2024 runs backwards": (
         AZURE + "2024-05-10 00:00:00+00:00,1,1\n2024-05-10 00:00:00+01:00,1,1\n",
@@ -161,7 +174,7 @@ BROKEN_CSV: dict[str, tuple[str, str]] = {
     ),
     "BurstGPT without its answers' lengths": (
         BURST + "5,a,1,GPT-4,10,,10,API log\n",
-        "line 2: column 'Response tokens'",
+        "no requests (1 row left out: no number of output tokens, so a failed request (first: line 2))",
     ),
     "BurstGPT with text for a length": (
         BURST + "5,a,1,GPT-4,10,1,11,API log\n6,a,1,GPT-4,ten,1,11,API log\n",
@@ -179,15 +192,33 @@ BROKEN_CSV: dict[str, tuple[str, str]] = {
     ),
     "quotes that do not match": (VIDUR + '0.0,"10,5\n', "line 2: the quotes do not match"),
     "a time beyond all units": (VIDUR + "1700000000000,1,1\n", "--unit says what the times are in"),
-    "lengths alone with a gap": ("num_prefill_tokens,num_decode_tokens\n1,2\n,3\n", "line 3: column 'num_prefill"),
+    "lengths alone with text": ("num_prefill_tokens,num_decode_tokens\n1,2\nx,3\n", "line 3: column 'num_prefill"),
     "times run backwards in seconds": (VIDUR + "1.0,1,1\n2.0,1,1\n1.5,1,1\n", "line 4: column 'arrived_at'"),
 }
 
-FOREIGN: list[tuple[str, bytes]] = [
-    ("trace.parquet", b"arrival_s\n"),
-    ("records.json", b'[{"error_code": null, "ttft_s": 0.5, "number_output_tokens": 53}]'),
-    ("workload.jsonl", b'{"input_toks": 10, "output_toks": 70, "arrival_time_ns": 46926808}\n'),
-    ("trace.csv", b"Timestamp,Model,Request length,Response length\n5,GPT-4,1,1\n"),
-    ("blob.bin", bytes(range(256)) * 8),
+FOREIGN: list[tuple[str, bytes, str]] = [
+    ("trace.parquet", b"arrival_s\n", "not a trace format that is read: it is neither CSV nor JSON nor Parquet"),
+    (
+        "records.json",
+        b'[{"error": null, "seconds": 0.5}]',
+        "it is a JSON list with error, seconds; formats of that kind are ",
+    ),
+    ("trace.csv", b"when,who\n5,GPT-4\n", "it is CSV with when, who; formats of that kind are Azure, BurstGPT, "),
+    ("blob.bin", bytes(range(256)) * 8, "it is neither CSV nor JSON nor Parquet"),
+    (
+        "burst.csv",
+        b"Timestamp,Model,Request tokens,Response length\n5,GPT-4,1,1\n",
+        "looks like BurstGPT, but has no column Response tokens; it has Timestamp, Model, Request tokens, Response length",
+    ),
+    (
+        "mooncake.json",
+        b'{"timestamp": 1, "input_length": 2}',
+        "looks like Mooncake, but has no key output_length; it has",
+    ),
+    (
+        "mooncake-list.json",
+        b'[{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": []}]',
+        "looks like Mooncake, but is a JSON list, and Mooncake is read from JSON lines",
+    ),
 ]
-"""Files of formats that are not read."""
+"""Files of formats that are not read, each with what is said of it."""

@@ -66,7 +66,7 @@ CASES: dict[str, Case] = {
     **{name: (_frame(frame), [*_where(column, row), what]) for name, (frame, column, row, what) in BROKEN.items()},
     **{f"csv: {name}": (_bytes("broken.csv", text.encode()), [what]) for name, (text, what) in BROKEN_CSV.items()},
     **{f"json: {name}": (_bytes("broken.txt", content), [what]) for name, (content, what) in BROKEN_JSON.items()},
-    **{f"foreign: {name}": (_bytes(name, content), ["not a trace format"]) for name, content in FOREIGN},
+    **{f"foreign: {name}": (_bytes(name, content), [what]) for name, content, what in FOREIGN},
     "csv: not text": (
         _bytes("broken.csv", b"arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,1,1\n0.5,\xff,1\n"),
         ["line 3: not UTF-8"],

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from leap_rs._leap import ConfigError, TraceError
 from leap_rs.trace import READERS, ReadOptions, chat, load, write_trace
+from leap_rs.trace.opening import opened
 
 Words = list[tuple[str, str]]
 
@@ -108,7 +109,7 @@ def test_the_first_exchange_is_a_request(
     )
     path = tmp_path / "data"
     write(path, entries)
-    assert next(reader.name for reader in READERS if reader.sniff(path)) == name
+    assert [reader.name for reader in READERS if reader.fit(opened(path)).whole] == [name]
     trace = load(path, ReadOptions(tokenizer=tokenizer))
     assert trace.format == name
     assert trace.frame.schema == {"arrival_s": pl.Float64, "prompt_tokens": pl.UInt32, "output_tokens": pl.UInt32}
@@ -118,7 +119,7 @@ def test_the_first_exchange_is_a_request(
         f"5 rows left out: an empty or one-sided conversation (first: {first})"
     ]
     assert any("2 later answers in 1 conversation" in note for note in trace.notes)
-    assert any("no arrival times" in note for note in trace.notes)
+    assert any("no arrival times" in line for line in trace.told())
     assert trace.metadata["tokenizer"] == "Tiny-Model"
     with pytest.raises(TraceError, match=rf"{first}: an empty or one-sided conversation, and strict refuses those"):
         load(path, ReadOptions(tokenizer=tokenizer, strict=True))
@@ -189,20 +190,77 @@ def test_half_a_surrogate_pair_is_counted(tmp_path: Path, tokenizer: Path) -> No
         ({"conversations": ["text"]}, "key 'conversations', message 1: expected an object, found \"text\""),
         (
             {"conversations": [{"from": "human", "value": "a"}, {"value": "b"}]},
-            "message 2: expected who speaks under 'from'",
+            "message 2: expected who speaks under 'from' or 'role'",
         ),
         ({"conversations": [{"from": "human"}]}, "message 1: key 'value' is missing; the entry has from"),
         ({"conversations": [{"from": "human", "value": 4}]}, "message 1: key 'value': expected text, found 4"),
+        (["a", "b"], "an entry of another shape"),
+        ("text", "an entry of another shape"),
+        (None, "an entry of another shape"),
     ],
 )
-def test_an_entry_of_another_shape_is_named(entry: dict[str, Any], what: str, tmp_path: Path, tokenizer: Path) -> None:
+def test_an_entry_of_another_shape_is_left_out_and_counted(
+    entry: Any, what: str, tmp_path: Path, tokenizer: Path
+) -> None:
     path = tmp_path / "t.json"
     for write, place in ((as_list, "entry 2"), (as_lines, "line 2")):
-        write(path, [*sharegpt([("human", "a"), ("gpt", "b")]), entry])
+        write(path, [*sharegpt([("human", "a"), ("gpt", "b")]), entry, entry])
+        trace = load(path, ReadOptions(tokenizer=tokenizer))
+        assert trace.frame.select("prompt_tokens", "output_tokens").rows() == [(1, 1)]
+        assert [str(out) for out in trace.left_out] == [f"2 rows left out: an entry of another shape (first: {place})"]
         with pytest.raises(TraceError) as caught:
-            load(path, ReadOptions(tokenizer=tokenizer))
+            load(path, ReadOptions(tokenizer=tokenizer, strict=True))
         assert str(caught.value).startswith(f"{path}: {place}: ")
         assert what in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["messages", "conversations"])
+def test_messages_of_role_and_content_are_read_as_conversations(key: str, tmp_path: Path, tokenizer: Path) -> None:
+    said = [("system", "be brief"), ("user", "why not"), ("assistant", "a b c"), ("user", "x"), ("assistant", "y")]
+    messages: list[dict[str, Any]] = [{"role": who, "content": words} for who, words in said]
+    # Parts, as APIs take them where images are among them.
+    messages[1]["content"] = [{"type": "text", "text": "why"}, {"type": "image_url"}, {"type": "text", "text": "not"}]
+    path = tmp_path / "t.jsonl"
+    as_lines(path, [{key: messages}])
+    trace = load(path, ReadOptions(tokenizer=tokenizer))
+    assert trace.format == {"messages": "messages", "conversations": "sharegpt"}[key]
+    assert trace.frame.select("prompt_tokens", "output_tokens").rows() == [(4, 3)]
+
+
+@pytest.mark.parametrize("write", [as_lines, as_parquet])
+def test_wildchat_has_a_row_a_question(write: Write, tmp_path: Path, tokenizer: Path) -> None:
+    def said(who: str, words: str, second: int | None) -> dict[str, Any]:
+        time = None if second is None else f"2024-03-01T10:00:{second:02}Z"
+        return {"content": words, "role": who, "timestamp": time, "toxic": False}
+
+    def talk(name: str, second: int, *messages: dict[str, Any]) -> dict[str, Any]:
+        time = f"2024-03-01T10:00:{second:02}Z"
+        return {"conversation_hash": name, "model": "m", "timestamp": time, "conversation": list(messages), "turn": 1}
+
+    entries = [
+        # The time of a conversation is that of its last answer.
+        talk(
+            "b",
+            20,
+            said("user", "one two", None),
+            said("assistant", "a", 9),
+            said("user", "x", 12),
+            said("assistant", "b c", 20),
+        ),
+        talk("a", 5, said("user", "three", None), said("assistant", "d e f", None)),
+        talk("c", 30, said("user", "nobody", None), said("assistant", "", 30)),
+    ]
+    path = tmp_path / "wild"
+    write(path, entries)
+    trace = load(path, ReadOptions(tokenizer=tokenizer))
+    assert trace.format == "wildchat"
+    # What came before a question in its conversation is part of its prompt.
+    assert trace.frame.select("arrival_s", "prompt_tokens", "output_tokens", "session", "model").rows() == [
+        (0.0, 1, 3, "a", "m"),
+        (4.0, 2, 1, "b", "m"),
+        (7.0, 4, 2, "b", "m"),
+    ]
+    assert [out.count for out in trace.left_out] == [1]
 
 
 def test_a_tokenizer_is_needed_and_has_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from leap_rs.trace import parquet, read_trace, table, write_trace
+from leap_rs.trace import TraceWarning, load, parquet, read_trace, table, write_trace
 from leap_rs.trace.command import main
 
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens"
@@ -125,7 +125,10 @@ def test_without_a_rate_all_arrive_at_once_and_that_is_told(tmp_path: Path, caps
     path, out = lengths_file(tmp_path / "t.csv", 30), tmp_path / "out.parquet"
     written = run(["convert", path, "--out", out, "--model", "m", "--domain", "d", "--tenant", "t"], capsys)
     assert "no arrival times" in written["inputs"][0]["notes"][0]
-    frame = read_trace(out)
+    # What is written keeps the fact.
+    assert pl.read_parquet_metadata(out)["arrivals"] == "none"
+    with pytest.warns(TraceWarning, match="no arrival times"):
+        frame = read_trace(out)
     assert set(frame["arrival_s"]) == {0.0}
     assert (set(frame["domain"]), set(frame["tenant"])) == ({"d"}, {"t"})
     assert pl.read_parquet_metadata(out)["model"] == "m"
@@ -138,7 +141,7 @@ def test_head(head: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     path, out = lengths_file(tmp_path / "t.csv", 30), tmp_path / "out.parquet"
     written = run(["convert", path, "--out", out, "--head", str(head)], capsys)
     assert written["requests"] == min(head, 30)
-    assert read_trace(out)["prompt_tokens"].to_list() == list(range(1, min(head, 30) + 1))
+    assert load(out).frame["prompt_tokens"].to_list() == list(range(1, min(head, 30) + 1))
 
 
 def test_several_files_of_one_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from bench_results import SUMMARY, detailed
 
 from leap_rs._leap import ConfigError, TraceError
 from leap_rs.trace import READERS, ReadOptions, load
+from leap_rs.trace.opening import opened
 from leap_rs.trace.vllm_bench import bench_runs, is_bench_result
 
 
@@ -143,7 +144,7 @@ def test_broken_json_names_the_line(edit: Any, what: str, tmp_path: Path) -> Non
 
 def test_summaries_of_other_shapes(tmp_path: Path) -> None:
     assert is_bench_result(write(tmp_path / "s.json", SUMMARY, indent=4, sort_keys=True))
-    assert not is_bench_result(write(tmp_path / "list.json", [SUMMARY]))  # type: ignore[arg-type]
+    assert is_bench_result(write(tmp_path / "list.json", [SUMMARY]))  # type: ignore[arg-type]
     assert not is_bench_result(write(tmp_path / "nested.json", {"runs": SUMMARY}))
     assert not is_bench_result(write(tmp_path / "text.json", {"text": json.dumps(SUMMARY)}))
 
@@ -197,7 +198,7 @@ def test_runs_that_send_all_at_once_stay_apart(tmp_path: Path) -> None:
 def test_a_trace_without_send_times_says_so(tmp_path: Path) -> None:
     trace = load(write(tmp_path / "r.json", detailed(start_times=None, queue_times=None)))
     assert trace.frame["arrival_s"].to_list() == [0.0, 0.0, 0.0]
-    assert any("no arrival times" in note for note in trace.notes)
+    assert any("no arrival times (no key 'start_times')" in line for line in trace.told())
 
 
 def test_a_unit_is_a_contradiction(tmp_path: Path) -> None:
@@ -209,4 +210,4 @@ def test_a_long_result_is_recognised_by_one_reader(tmp_path: Path) -> None:
     wide = detailed(generated_texts=['"conversations": ' * 3000, "b", "c"])
     for result in (wide, dict(reversed(wide.items())), dict(sorted(wide.items()))):
         path = write(tmp_path / "r", result)
-        assert [reader.name for reader in READERS if reader.sniff(path)] == ["vllm-bench"]
+        assert [reader.name for reader in READERS if reader.fit(opened(path)).whole] == ["vllm-bench"]

@@ -1,4 +1,4 @@
-"""Which kind of measured run a path holds, and its requests: LLMServingSim logs, benchmark results, leap traces."""
+"""Which kind of measured run a path holds, and its requests: LLMServingSim logs, benchmark results, other logs, leap traces."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ import numpy as np
 import polars as pl
 
 from leap_rs._leap import TraceError
-from leap_rs.trace import Trace, load
+from leap_rs.trace import Reader, ReadOptions, Trace, load
+from leap_rs.trace.benchmarks.guidellm import GuideLlmReader, benchmarks
 from leap_rs.trace.files import existing_file
+from leap_rs.trace.otlp import OtlpReader
+from leap_rs.trace.reading import reader_of
+from leap_rs.trace.requests import CLIENT_QUEUE, E2EL, TTFT
 from leap_rs.trace.schema import block_size
+from leap_rs.trace.vllm_bench import VllmBenchReader, bench_runs
 
 from . import servingsim
 from .measured import EngineFacts, Floats, MeasuredRun
@@ -19,8 +24,11 @@ from .measured import EngineFacts, Floats, MeasuredRun
 MEASURED = ("measured_queued_s", "measured_first_token_s", "measured_last_token_s")
 FORMATS = (
     "an LLMServingSim run (a directory with requests.jsonl, or that file), the JSON of vllm bench serve --save-detailed, "
-    f"or a leap trace with {', '.join(MEASURED)}"
+    "vLLM's OpenTelemetry spans, a file of AIPerf, GuideLLM or inference-perf with a request each, "
+    f"or a leap trace with {', '.join(MEASURED)}, or {TTFT} and {E2EL}"
 )
+_CLIENT = "times are the client's, so network and front end count as time of the engine"
+_SERVER = "times are the API server's, so the front end counts as time of the engine"
 
 
 def read_runs(path: str | os.PathLike[str], workload: Path | None = None) -> list[MeasuredRun]:
@@ -35,19 +43,32 @@ def read_runs(path: str | os.PathLike[str], workload: Path | None = None) -> lis
             raise TraceError(f"{path}: no {servingsim.LOG} in this directory. Expected {FORMATS}")
         return [servingsim.read(log, workload)]
     existing_file(path)
-    if path.suffix == ".jsonl":
-        return [servingsim.read(path, workload)]
-    if path.suffix == ".json":
+    reader = _reader(path)
+    if isinstance(reader, VllmBenchReader) or (reader is None and path.suffix == ".json"):
         return _benchmarks(path)
+    if reader is None and path.suffix == ".jsonl":
+        return [servingsim.read(path, workload)]
+    if isinstance(reader, GuideLlmReader) and (count := len(benchmarks(path))) > 1:
+        traces = [load(path, ReadOptions(run=number)) for number in range(1, count + 1)]
+        return [_logged(trace, f"{path.stem} run {number}") for number, trace in enumerate(traces, start=1)]
     trace = load(path)
-    if trace.format != "leap" or MEASURED[1] not in trace.frame.columns:
-        raise TraceError(f"{path}: not a measured run. Expected {FORMATS}")
-    return [_trace(trace)]
+    columns = trace.frame.columns
+    if trace.format == "leap" and any(name in columns for name in MEASURED[1:]):
+        return [_trace(trace)]
+    if TTFT in columns and E2EL in columns:
+        return [_logged(trace, path.stem)]
+    raise TraceError(f"{path}: not a measured run. Expected {FORMATS}")
+
+
+def _reader(path: Path) -> Reader | None:
+    """The reader of a trace's format; None where the file is of none, as the log of a run is."""
+    try:
+        return reader_of(path)
+    except TraceError:
+        return None
 
 
 def _benchmarks(path: Path) -> list[MeasuredRun]:
-    from leap_rs.trace.vllm_bench import bench_runs
-
     found = bench_runs(path)
     runs = []
     for bench in found:
@@ -56,8 +77,7 @@ def _benchmarks(path: Path) -> list[MeasuredRun]:
         order = np.argsort(sent, kind="stable")
         zero = sent[order[0]]
         model = bench.summary.get("model_id")
-        notes = ["times are the client's, so network and front end count as time of the engine"]
-        notes.append("prompts are not in the file: shared prefixes are not known, and none are simulated")
+        notes = [_CLIENT, "prompts are not in the file: shared prefixes are not known, and none are simulated"]
         runs.append(
             MeasuredRun(
                 path=path,
@@ -115,6 +135,55 @@ def _trace(trace: Trace) -> MeasuredRun:
         requests=frame.select(kept)[order],
         block_size=block_size(path, trace.metadata),
         facts=EngineFacts(trace.metadata.get("model"), f"{path.stem} {trace.metadata.get('source', '')}"),
+        notes=tuple(notes),
+    )
+
+
+def _logged(trace: Trace, name: str) -> MeasuredRun:
+    """A log of requests, each with its own times from its planned arrival."""
+    path = trace.path
+    if not trace.has_times:
+        raise TraceError(f"{path}: not a measured run: no arrival times ({trace.no_times})")
+    frame = trace.frame
+    if CLIENT_QUEUE not in frame.columns:
+        frame = frame.with_columns(pl.lit(0.0).alias(CLIENT_QUEUE))
+    times = [pl.col(name).cast(pl.Float64, strict=False) for name in (CLIENT_QUEUE, TTFT, E2EL)]
+    queue, ttft, e2el = times
+    known = pl.all_horizontal(queue >= 0, ttft >= queue, e2el >= ttft, e2el.is_finite()).fill_null(value=False)
+    kept = frame.filter(known)
+    if not kept.height:
+        raise TraceError(f"{path}: not a measured run: no request has {TTFT} and {E2EL}")
+    notes = [*map(str, trace.left_out), *trace.notes]
+    if without := frame.height - kept.height:
+        notes.append(f"{without} of {frame.height} requests left out: no measured times that can be right")
+    notes.append(_SERVER if trace.format == OtlpReader.name else _CLIENT)
+    columns = [name for name in ("prompt_tokens", "output_tokens", "prefix_blocks") if name in kept.columns]
+    if "prefix_blocks" not in columns:
+        notes.append("prompts are not in the file: shared prefixes are not known, and none are simulated")
+    arrival, held, first, last = (
+        kept.select(one.alias("s"))["s"].to_numpy() for one in (pl.col("arrival_s"), queue, ttft, e2el)
+    )
+    sent = arrival + held
+    order = np.argsort(sent, kind="stable")
+    zero = sent[order[0]]
+
+    def from_first(seconds: Floats) -> Floats:
+        since: Floats = (seconds - zero)[order]
+        return since
+
+    return MeasuredRun(
+        path=path,
+        name=name,
+        format=trace.format,
+        planned_s=from_first(arrival),
+        sent_s=from_first(sent),
+        queued_s=from_first(sent),
+        first_token_s=from_first(arrival + first),
+        last_token_s=from_first(arrival + last),
+        requests=kept.select(columns)[order],
+        block_size=block_size(path, trace.metadata),
+        facts=EngineFacts(trace.metadata.get("model"), path.stem),
+        one_loop_clock=False,
         notes=tuple(notes),
     )
 

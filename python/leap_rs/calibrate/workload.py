@@ -14,7 +14,8 @@ import polars as pl
 
 from leap_rs._leap import TraceError
 from leap_rs.trace.jsonlines import json_lines
-from leap_rs.trace.schema import U32_MAX
+from leap_rs.trace.nested import placed
+from leap_rs.trace.servingsim import ARRIVAL, IDS, OUTPUT, PROMPT, block_hashes, token_ids
 
 from .measured import Floats
 
@@ -30,17 +31,6 @@ class Plan:
     arrival_s: Floats
     blocks: pl.Series | None
     """`prefix_blocks`, or None where the file holds no token ids."""
-
-
-def block_hashes(tokens: Sequence[int], block_size: int) -> list[int]:
-    """One hash a full block, each over its block and the hash before it: equal leading hashes mean an equal prefix."""
-    hashes: list[int] = []
-    previous = b""
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        block = np.array(tokens[start : start + block_size], dtype="<u4").tobytes()
-        previous = hashlib.blake2b(previous + block, digest_size=8).digest()
-        hashes.append(int.from_bytes(previous, "little"))
-    return hashes
 
 
 def find(
@@ -93,31 +83,22 @@ def read(path: Path, log: Path, rows: Sequence[Mapping[str, Any]], block_size: i
             raise TraceError(f"{where}: {row['request_id']!r} names no row of {path} (expected bench-0, bench-1, ...)")
         line, plan = planned[int(numbered[1])]
         _require_same(path, line, plan, log, row)
-        arrival[i] = plan["arrival_time_ns"] / NS_PER_S
-        if "input_tok_ids" in plan:
-            blocks.append(block_hashes(_token_ids(path, line, plan), block_size))
+        arrival[i] = plan[ARRIVAL] / NS_PER_S
+        if IDS in plan:
+            with placed(path, "line", line):
+                blocks.append(block_hashes(token_ids(plan), block_size))
     if len(blocks) not in (0, len(rows)):
-        raise TraceError(f"{path}: key 'input_tok_ids': in some rows only")
+        raise TraceError(f"{path}: key '{IDS}': in some rows only")
     series = pl.Series("prefix_blocks", blocks, dtype=pl.List(pl.UInt64)) if blocks else None
     return Plan(arrival, series)
 
 
 def _require_same(path: Path, line: int, plan: Mapping[str, Any], log: Path, row: Mapping[str, Any]) -> None:
-    for key in ("input_toks", "output_toks", "arrival_time_ns"):
+    for key in (PROMPT, OUTPUT, ARRIVAL):
         if type(plan.get(key)) is not int or plan[key] < 0:
             found = repr(plan[key]) if key in plan else "nothing"
             raise TraceError(f"{path}: line {line}: key '{key}': expected a whole number, found {found}")
-    for key in ("input_toks", "output_toks"):
+    for key in (PROMPT, OUTPUT):
         if plan[key] != row[key]:
             what = f"{plan[key]}, but {row[key]} in {log} line {row['line']}: not the workload of this run"
             raise TraceError(f"{path}: line {line}: key '{key}': {what}")
-
-
-def _token_ids(path: Path, line: int, plan: Mapping[str, Any]) -> list[int]:
-    tokens = plan["input_tok_ids"]
-    if not isinstance(tokens, list) or any(type(token) is not int or not 0 <= token <= U32_MAX for token in tokens):
-        raise TraceError(f"{path}: line {line}: key 'input_tok_ids': expected a list of token ids")
-    if len(tokens) != plan["input_toks"]:
-        what = f"{len(tokens)} ids for {plan['input_toks']} input_toks"
-        raise TraceError(f"{path}: line {line}: key 'input_tok_ids': {what}")
-    return tokens

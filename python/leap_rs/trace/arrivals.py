@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import polars as pl
 
 from leap_rs._leap import TraceError
 from leap_rs.trace.model import UNIT_WORDS, Raw, Unit
+from leap_rs.trace.times import MAX_NS, NS_PER_S
 
 BUSIEST_RATE = 2_000.0  # requests per second: more than any single server has been seen to take
 QUIETEST_GAP_S = 600.0  # gaps of ten minutes, most of the time, are more likely gaps in milliseconds
@@ -37,15 +39,17 @@ class Joined:
                 place = int(part["place"][back])
                 if self.refuse:
                     column = self.raw.names.get("arrival_s", "arrival_s")
+                    before = self._last if back == 0 else int(part["arrival_ns"][back - 1])
                     raise TraceError(
-                        f"{self.path}: {self.raw.place} {place}: column '{column}': times run backwards; sort says to "
-                        "order the rows by time, join that another recording begins there"
+                        f"{self.path}: {self.raw.place} {place}: column '{column}': times run backwards, from "
+                        f"{_time(before)} to {_time(int(part['arrival_ns'][back]))}: --sort (sort=True) orders the rows, "
+                        "--join (join=True) takes the place for the beginning of another recording"
                     )
                 self.starts.append(place)
                 if len(self.starts) > MOST_RECORDINGS:
                     raise TraceError(
                         f"{self.path}: {self.raw.place} {place}: times run backwards for the {len(self.starts)}th time: "
-                        "these are no recordings one behind the other; sort says to order the rows by time"
+                        "these are no recordings one behind the other; --sort (sort=True) orders the rows"
                     )
                 if back > start:
                     yield self._shifted(part.slice(start, back - start))
@@ -73,6 +77,8 @@ class Joined:
         gap = (self._last - self._first) // (self._count - 1) if self._count > 1 else 0
         self._shift += self._last + gap - first
         self._count = 0
+        if self._shift > MAX_NS:
+            raise TraceError(f"{self.path}: the recordings last over a century, one behind the other")
 
     def _shifted(self, piece: pl.DataFrame) -> pl.DataFrame:
         times = piece["arrival_ns"]
@@ -113,6 +119,14 @@ class Plausibility:
             mean = span / (self._count - 1)
             return [f"the requests are {mean:.3g} s apart on average, {span:.3g} s in all: {really}"]
         return []
+
+
+def _time(ns: int) -> str:
+    """A time on the file's own clock: a date where it counts from 1970, else seconds."""
+    seconds = ns / NS_PER_S
+    if seconds < UNIX_TIME_S:
+        return f"{seconds:.9g} s"
+    return datetime.fromtimestamp(seconds, tz=timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _shown(seconds: float) -> str:

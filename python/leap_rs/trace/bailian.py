@@ -15,6 +15,7 @@ from leap_rs.trace.jsonrows import (
     Row,
     block_ids,
     frames,
+    missing,
     nanoseconds,
     string,
     tokens,
@@ -22,7 +23,8 @@ from leap_rs.trace.jsonrows import (
 )
 from leap_rs.trace.jsontext import entries, shown
 from leap_rs.trace.model import Raw, ReadOptions
-from leap_rs.trace.mooncake import COLUMNS, NAMES, first_line
+from leap_rs.trace.mooncake import COLUMNS, KEYS, NAMES
+from leap_rs.trace.opening import JSON, opened
 from leap_rs.trace.schema import BLOCK_SIZE_KEY
 
 _CHAT, _PARENT, _TYPE = "chat_id", "parent_chat_id", "type"
@@ -36,14 +38,14 @@ class BailianReader(ForeignReader):
     description = "Qwen-Bailian JSONL (chat_id, parent_chat_id, timestamp in s, hash_ids of 16-token blocks)"
     block_size = 16
 
-    def sniff(self, path: Path) -> bool:
-        """See `Reader`."""
-        return _CHAT in first_line(path)
+    kinds = (JSON,)
+    keys = (_CHAT, *KEYS)
+    also = (_PARENT, _TYPE, NAMES["prefix_blocks"])
 
     def raw(self, path: Path, options: ReadOptions) -> Raw:
         """See `ForeignReader`."""
         unit = options.unit or "s"
-        first = first_line(path)
+        first = opened(path).first
         columns: Columns = {**COLUMNS, "session": pl.String}
         names = {**NAMES, "session": _PARENT}
         metadata = {"source": self.name}
@@ -62,7 +64,8 @@ class BailianReader(ForeignReader):
             if has_type:
                 found.append(string(entry, _TYPE))
             if has_blocks:
-                found.append(block_ids(entry, NAMES["prefix_blocks"], self.block_size, prompt))
+                known = prompt is not None and not missing(entry, NAMES["prefix_blocks"])
+                found.append(block_ids(entry, NAMES["prefix_blocks"], self.block_size, prompt or 0) if known else [])
             return tuple(found)
 
         parts = frames(path, entries(path, is_list=False), row, columns)

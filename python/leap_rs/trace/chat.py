@@ -1,13 +1,14 @@
-"""Data sets of text as traces without times: ShareGPT, LMSYS-Chat-1M and Alpaca, from JSON, JSON lines or Parquet.
+"""Data sets of text as traces: ShareGPT, chat messages, LMSYS-Chat-1M, WildChat and Alpaca, from JSON, JSON lines or Parquet.
 
-The first exchange of a conversation is a request, as `vllm bench serve` takes it from ShareGPT; its lengths are those of
-the text alone under the given tokenizer, without a chat template and special tokens.
+The first exchange of a conversation is a request, as `vllm bench serve` takes it from ShareGPT; where each question has its
+time, every exchange is one. The lengths are those of the text alone under the given tokenizer, without a chat template and
+special tokens.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path
@@ -16,12 +17,13 @@ from typing import Any, ClassVar
 import polars as pl
 
 from leap_rs._leap import TraceError
-from leap_rs.trace.files import head, reason
+from leap_rs.trace.files import reason
 from leap_rs.trace.foreign import ForeignReader
 from leap_rs.trace.jsonrows import PART_ROWS, Columns, EntryError, Row, frame, value
-from leap_rs.trace.jsontext import Entry, entries, entry_name, opening, shown
+from leap_rs.trace.jsontext import Entry, entries, shown
 from leap_rs.trace.model import LeftOut, Raw, ReadOptions
-from leap_rs.trace.parquet import MAGIC
+from leap_rs.trace.opening import JSON, JSON_LIST, PARQUET, Opening, opened
+from leap_rs.trace.times import dates
 from leap_rs.trace.tokenizer import Count, counter
 
 BATCH = 1024
@@ -30,8 +32,11 @@ BATCH_CHARACTERS = 8 << 20
 
 _USER = frozenset({"human", "user"})
 _MODEL = frozenset({"gpt", "chatgpt", "assistant", "model", "bard", "bing"})
+_WHO, _WORDS = ("from", "role"), ("value", "content")
 _ROWS = 4096
 _SCHEMA: Columns = {"place": pl.UInt64, "prompt_tokens": pl.Int64, "output_tokens": pl.Int64}
+_ONE_SIDED = "an empty or one-sided conversation"
+_OTHER = "an entry of another shape"
 
 
 @dataclass(frozen=True)
@@ -41,53 +46,53 @@ class Exchange:
     prompt: str
     answer: str
     later: int = 0
-    """Answers of the same conversation that come after this one."""
+    """Answers of the same conversation that come after this one and are no requests."""
+    further: tuple[object, ...] = ()
+    """What the reader's `columns` hold of it."""
 
 
 class TextReader(ForeignReader):
     """A data set of text, an entry a conversation."""
 
-    keys: ClassVar[tuple[str, ...]]
-    """The keys that tell the format."""
-    also: ClassVar[tuple[str, ...]] = ()
-    """Further keys that are read where they are there."""
+    kinds = (JSON, JSON_LIST, PARQUET)
+    columns: ClassVar[Columns] = {}
+    """Columns besides the lengths."""
+    timed: ClassVar[bool] = False
 
     @abstractmethod
-    def exchange(self, entry: dict[str, Any]) -> Exchange | None:
-        """The first exchange; None where there is none. Raises `EntryError` for an entry of another shape."""
+    def exchanges(self, entry: dict[str, Any]) -> list[Exchange]:
+        """Those that are requests. Raises `EntryError` for an entry of another shape."""
 
-    def sniff(self, path: Path) -> bool:
-        """See `Reader`."""
-        if head(path).startswith(MAGIC):
-            names = parquet_columns(path)
-            return set(self.keys) <= set(names) and "arrival_s" not in names
-        found = opening(path)
-        return found is not None and set(self.keys) <= found.first.keys()
+    def contradiction(self, opening: Opening) -> str:
+        """See `Described`."""
+        # Logs of proxies may hold the texts of what they passed on.
+        return next((f"has {name}" for name in ("arrival_s", "call_type") if name in opening.names), "")
 
     def raw(self, path: Path, options: ReadOptions) -> Raw:
         """See `ForeignReader`."""
-        options.refuse_unit(path, "the file has no times")
+        options.refuse_unit(path, f"the times of {self.name} are dates" if self.timed else "the file has no times")
         count = counter(path, options.tokenizer)
-        found = None if head(path).startswith(MAGIC) else opening(path)
-        place = "row" if found is None else entry_name(found.is_list)
-        source = self._rows(path) if found is None else entries(path, is_list=found.is_list)
+        start = opened(path)
+        parquet = start.kind == PARQUET
+        source = self._rows(path, start) if parquet else entries(path, is_list=start.kind == JSON_LIST, objects=False)
         metadata = {"source": self.name}
         if (tokenizer := options.tokenizer) is not None:
             # The directory tells one model from another; the file has the same name in all of them.
             metadata["tokenizer"] = (tokenizer if tokenizer.is_dir() else tokenizer.parent).resolve().name
         names = {"prompt_tokens": f"{self.keys[0]} (prompt)", "output_tokens": f"{self.keys[-1]} (answer)"}
-        raw = Raw(iter(()), names, place, has_times=False, metadata=metadata)
-        raw.parts = _Pass(path, raw, options, count).parts(source, self)
+        no_times = "" if self.timed else "a data set of text has none"
+        raw = Raw(iter(()), names, start.row, no_times, metadata=metadata, unordered=self.timed)
+        raw.parts = _Pass(path, raw, options, count, self.columns).parts(source, self)
         return raw
 
-    def _rows(self, path: Path) -> Iterator[Entry]:
-        wanted = [name for name in parquet_columns(path) if name in (*self.keys, *self.also)]
+    def _rows(self, path: Path, start: Opening) -> Iterator[Entry]:
+        wanted = [name for name in start.names if name in (*self.keys, *self.also)]
         try:
             lazy = pl.scan_parquet(path, hive_partitioning=False, glob=False).select(wanted)
             total = int(lazy.select(pl.len()).collect().item())
-            for start in range(0, total, _ROWS):
-                rows = lazy.slice(start, _ROWS).collect().iter_rows(named=True)
-                yield from (Entry(number, 0, row) for number, row in enumerate(rows, start=start))
+            for first in range(0, total, _ROWS):
+                rows = lazy.slice(first, _ROWS).collect().iter_rows(named=True)
+                yield from (Entry(number, 0, row) for number, row in enumerate(rows, start=first))
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
             raise TraceError(f"{path}: the Parquet file is damaged: {reason(error)[:200]}") from error
 
@@ -99,9 +104,21 @@ class ShareGptReader(TextReader):
     description = "ShareGPT JSON (conversations of from, value)"
     keys = ("conversations",)
 
-    def exchange(self, entry: dict[str, Any]) -> Exchange | None:
+    def exchanges(self, entry: dict[str, Any]) -> list[Exchange]:
         """See `TextReader`."""
-        return first_exchange(entry, "conversations", "from", "value")
+        return first_exchange(entry, "conversations")
+
+
+class MessagesReader(TextReader):
+    """Messages as chat APIs take them, a conversation an entry, as data sets for fine-tuning have them."""
+
+    name = "messages"
+    description = "chat JSON (messages of role, content)"
+    keys = ("messages",)
+
+    def exchanges(self, entry: dict[str, Any]) -> list[Exchange]:
+        """See `TextReader`."""
+        return first_exchange(entry, "messages")
 
 
 class LmsysReader(TextReader):
@@ -111,9 +128,38 @@ class LmsysReader(TextReader):
     description = "LMSYS-Chat-1M JSON or Parquet (conversation_id, conversation of role, content)"
     keys = ("conversation_id", "conversation")
 
-    def exchange(self, entry: dict[str, Any]) -> Exchange | None:
+    def exchanges(self, entry: dict[str, Any]) -> list[Exchange]:
         """See `TextReader`."""
-        return first_exchange(entry, "conversation", "role", "content")
+        return first_exchange(entry, "conversation")
+
+
+class WildChatReader(TextReader):
+    """WildChat: conversations whose questions have a time, so that each question with its answer is a request."""
+
+    name = "wildchat"
+    description = "WildChat JSON or Parquet (conversation_hash, timestamp, conversation of role, content, timestamp)"
+    keys = ("conversation_hash", "timestamp", "conversation")
+    also = ("model",)
+    columns: ClassVar[Columns] = {"session": pl.String, "model": pl.String, "time": pl.String}
+    timed = True
+
+    def exchanges(self, entry: dict[str, Any]) -> list[Exchange]:
+        """See `TextReader`."""
+        messages = _messages(entry, "conversation")
+        said = [_said("conversation", at, message) for at, message in enumerate(messages)]
+        found: list[Exchange] = []
+        before: list[str] = []
+        for at, (who, words) in enumerate(said):
+            asked = at > 0 and said[at - 1][0] in _USER and said[at - 1][1].strip()
+            if who in _MODEL and words.strip() and asked:
+                # A question without a time of its own was asked when its answer came, or the conversation.
+                times = (messages[at - 1].get("timestamp"), messages[at].get("timestamp"), entry["timestamp"])
+                time = next((str(time) for time in times if time is not None), None)
+                model = entry.get("model")
+                further = (shown_text(entry["conversation_hash"]), None if model is None else str(model), time)
+                found.append(Exchange("\n".join(before), words, further=further))
+            before += [words] if words.strip() else []
+        return found
 
 
 class AlpacaReader(TextReader):
@@ -124,42 +170,34 @@ class AlpacaReader(TextReader):
     keys = ("instruction", "output")
     also = ("input",)
 
-    def exchange(self, entry: dict[str, Any]) -> Exchange | None:
+    def exchanges(self, entry: dict[str, Any]) -> list[Exchange]:
         """See `TextReader`."""
         parts = [_text(entry, key) for key in ("instruction", "input") if key in entry or key == "instruction"]
         prompt, answer = "\n".join(part for part in parts if part.strip()), _text(entry, "output")
-        return Exchange(prompt, answer) if prompt and answer.strip() else None
+        return [Exchange(prompt, answer)] if prompt and answer.strip() else []
 
 
-def first_exchange(entry: dict[str, Any], key: str, role: str, text: str) -> Exchange | None:
+def first_exchange(entry: dict[str, Any], key: str) -> list[Exchange]:
     """The messages up to the first answer, and that answer.
 
     Answers at the very beginning are left out: ShareGPT's cleaned copies cut long conversations into pieces, and the
     question of such an answer is in the piece before.
     """
-    found = value(entry, key)
-    if found is None:
-        return None
-    if not isinstance(found, list):
-        raise EntryError(f"key '{key}': expected a list of messages, found {shown(found)}")
-    said = [_message(key, at, message, role, text) for at, message in enumerate(found)]
+    said = [_said(key, at, message) for at, message in enumerate(_messages(entry, key))]
     rest = list(dropwhile(lambda message: message[0] in _MODEL, said))
     answer = next((at for at, message in enumerate(rest) if message[0] in _MODEL), len(rest))
     asked = [words for _, words in rest[:answer] if words.strip()]
     if answer == len(rest) or not rest[answer][1].strip():
-        return None
-    if not any(who in _USER and words.strip() for who, words in rest[:answer]):
-        return None
-    later = sum(who in _MODEL for who, _ in rest[answer + 1 :])
-    return Exchange("\n".join(asked), rest[answer][1], later)
-
-
-def parquet_columns(path: Path) -> list[str]:
-    """The columns of a Parquet file; none where it is damaged."""
-    try:
-        return list(pl.read_parquet_schema(path))
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError):
         return []
+    if not any(who in _USER and words.strip() for who, words in rest[:answer]):
+        return []
+    later = sum(who in _MODEL for who, _ in rest[answer + 1 :])
+    return [Exchange("\n".join(asked), rest[answer][1], later)]
+
+
+def shown_text(found: object) -> str:
+    """A value that stands for a name."""
+    return found if isinstance(found, str) else shown(found)
 
 
 @dataclass
@@ -170,8 +208,8 @@ class _Pass:
     raw: Raw
     options: ReadOptions
     count: Count
-    empty: int = 0
-    first_empty: int = 0
+    columns: Columns
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
     longer: int = 0
     later: int = 0
     batch: list[tuple[int, Exchange]] = field(default_factory=list)
@@ -181,16 +219,18 @@ class _Pass:
     def parts(self, source: Iterator[Entry], reader: TextReader) -> Iterator[pl.DataFrame]:
         for entry in source:
             try:
-                exchange = reader.exchange(entry.value)
+                found = reader.exchanges(entry.value) if isinstance(entry.value, dict) else None
             except EntryError as error:
-                raise TraceError(f"{self.path}: {self.raw.place} {entry.number}: {error}") from error
-            if exchange is None:
-                self._leave_out(entry.number)
+                self._leave_out(entry.number, _OTHER, str(error))
                 continue
-            self.longer += exchange.later > 0
-            self.later += exchange.later
-            self.batch.append((entry.number, exchange))
-            self.characters += len(exchange.prompt) + len(exchange.answer)
+            if not found:
+                self._leave_out(entry.number, _OTHER if found is None else _ONE_SIDED)
+                continue
+            for exchange in found:
+                self.longer += exchange.later > 0
+                self.later += exchange.later
+                self.batch.append((entry.number, exchange))
+                self.characters += len(exchange.prompt) + len(exchange.answer)
             if len(self.batch) >= BATCH or self.characters >= BATCH_CHARACTERS:
                 self._count_batch()
                 if len(self.rows) >= PART_ROWS:
@@ -203,28 +243,28 @@ class _Pass:
     def _count_batch(self) -> None:
         prompts = self.count([exchange.prompt for _, exchange in self.batch])
         answers = self.count([exchange.answer for _, exchange in self.batch])
-        places = [place for place, _ in self.batch]
-        self.rows.extend(zip(places, prompts, answers, strict=True))
+        rows = zip(self.batch, prompts, answers, strict=True)
+        self.rows.extend((place, prompt, answer, *exchange.further) for (place, exchange), prompt, answer in rows)
         self.batch.clear()
         self.characters = 0
 
     def _part(self) -> pl.DataFrame:
-        part = frame(self.rows, _SCHEMA)
+        part = frame(self.rows, {**_SCHEMA, **self.columns})
         self.rows.clear()
-        return part
+        if "time" not in self.columns:
+            return part
+        return part.with_columns(dates(part["time"]).alias("arrival_ns")).drop("time")
 
-    def _leave_out(self, number: int) -> None:
+    def _leave_out(self, number: int, why: str, what: str = "") -> None:
         if self.options.strict:
             where = f"{self.path}: {self.raw.place} {number}"
-            raise TraceError(f"{where}: an empty or one-sided conversation, and strict refuses those")
-        if self.empty == 0:
-            self.first_empty = number
-        self.empty += 1
+            raise TraceError(f"{where}: {what or why}, and strict refuses those")
+        known = self.left_out.get(why)
+        first = f"{self.raw.place} {number}" if known is None else known.first
+        self.left_out[why] = LeftOut(why, 1 if known is None else known.count + 1, first)
 
     def _conclude(self) -> None:
-        if self.empty:
-            where = f"{self.raw.place} {self.first_empty}"
-            self.raw.left_out.append(LeftOut("an empty or one-sided conversation", self.empty, where))
+        self.raw.left_out.extend(self.left_out.values())
         if self.later:
             answers = "1 later answer" if self.later == 1 else f"{self.later} later answers"
             whose = "1 conversation" if self.longer == 1 else f"{self.longer} conversations"
@@ -232,22 +272,35 @@ class _Pass:
             self.raw.notes.append(f"{answers} in {whose} are not in the trace: {what}")
 
 
-def _message(key: str, at: int, message: object, role: str, text: str) -> tuple[str, str]:
-    if not isinstance(message, dict):
-        raise EntryError(f"key '{key}', message {at + 1}: expected an object, found {shown(message)}")
+def _messages(entry: dict[str, Any], key: str) -> list[Any]:
+    found = value(entry, key)
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise EntryError(f"key '{key}': expected a list of messages, found {shown(found)}")
+    return found
+
+
+def _said(key: str, at: int, message: object) -> tuple[str, str]:
+    """Who speaks, in lower case, and what."""
     try:
-        who = message.get(role)
-        if not isinstance(who, str):
-            raise EntryError(f"expected who speaks under '{role}', found {shown(message)}")
-        return who.lower(), _text(message, text)
+        if not isinstance(message, dict):
+            raise EntryError(f"expected an object, found {shown(message)}")
+        who = next((message[name] for name in _WHO if isinstance(message.get(name), str)), None)
+        if who is None:
+            raise EntryError(f"expected who speaks under '{_WHO[0]}' or '{_WHO[1]}', found {shown(message)}")
+        return who.lower(), _text(message, next((name for name in _WORDS if name in message), _WORDS[0]))
     except EntryError as error:
         raise EntryError(f"key '{key}', message {at + 1}: {error}") from None
 
 
-def _text(entry: dict[str, Any], key: str) -> str:
-    found = value(entry, key)
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    found = value(dict(entry), key)
     if found is None:
         return ""
+    if isinstance(found, list):
+        # Parts of a message, images among them.
+        return "\n".join(part["text"] for part in found if isinstance(part, dict) and isinstance(part.get("text"), str))
     if not isinstance(found, str):
         raise EntryError(f"key '{key}': expected text, found {shown(found)}")
     return found

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leap_rs import terminal
 from leap_rs._leap import ConfigError, LeapError
-from leap_rs.trace import ReadOptions, features
-from leap_rs.trace import Unit as UnitName
-from leap_rs.trace.convert import Changes, convert, merge
-from leap_rs.trace.describe import describe
-from leap_rs.trace.report import render, written_text
+
+if TYPE_CHECKING:
+    from leap_rs.trace import ReadOptions
+    from leap_rs.trace import Unit as UnitName
 
 SUFFIX = ".parquet"
 
@@ -74,6 +72,12 @@ Tokenizer = Annotated[
 Run = Annotated[
     int | None, typer.Option(help="Which of several results in one file, from 1.", min=1, show_default=False)
 ]
+PrefixBlockSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens in a block of prefixes, for Mooncake's rows as other tools write them.", min=1, show_default="512"
+    ),
+]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 
 
@@ -103,6 +107,7 @@ def convert_command(
     unit: UnitOption = None,
     tokenizer: Tokenizer = None,
     run: Run = None,
+    prefix_block_size: PrefixBlockSize = None,
     head: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1, show_default=False)] = None,
     request_rate: Annotated[
         float | None,
@@ -124,7 +129,17 @@ def convert_command(
     """Convert a trace into leap's own format, and say what was left out and why."""
     _need_suffix(out)
     with terminal.ending("leap-trace", _as_typed):
-        options = _read_options(strict=strict, sort=sort, join=join, unit=unit, tokenizer=tokenizer, run=run)
+        from leap_rs.trace.convert import Changes, convert
+
+        options = _read_options(
+            strict=strict,
+            sort=sort,
+            join=join,
+            unit=unit,
+            tokenizer=tokenizer,
+            run=run,
+            prefix_block_size=prefix_block_size,
+        )
         changes = Changes(request_rate, burstiness, seed, head, model, domain, tenant)
         _show_written(convert(inputs, out, options, changes).to_dict(), as_json=as_json)
 
@@ -162,12 +177,17 @@ def merge_command(
     unit: UnitOption = None,
     tokenizer: Tokenizer = None,
     run: Run = None,
+    prefix_block_size: PrefixBlockSize = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Merge traces by arrival. Columns that all of them have are kept; features must be of one model and layer."""
     _need_suffix(out)
     with terminal.ending("leap-trace", _as_typed):
-        options = _read_options(strict=strict, sort=sort, unit=unit, tokenizer=tokenizer, run=run)
+        from leap_rs.trace.convert import merge
+
+        options = _read_options(
+            strict=strict, sort=sort, unit=unit, tokenizer=tokenizer, run=run, prefix_block_size=prefix_block_size
+        )
         written = merge(inputs, out, options, labels=label or (), behind=join, one_recording=one_recording)
         _show_written(written.to_dict(), as_json=as_json)
 
@@ -202,6 +222,8 @@ def features_command(
     """Add to a trace the features of its prompts' texts: rows of a text encoder. No text is written."""
     _need_suffix(out)
     with terminal.ending("leap-trace", _as_typed):
+        from leap_rs.trace import features
+
         progress = partial(terminal.progress_bar, "reading")
         written = features.add(trace, texts, encoder, out, layer=layer, layers=layers, progress=progress)
         _show_written(written.to_dict(), as_json=as_json)
@@ -224,15 +246,27 @@ def describe_command(
     unit: UnitOption = None,
     tokenizer: Tokenizer = None,
     run: Run = None,
+    prefix_block_size: PrefixBlockSize = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Say what a trace holds, and what it lacks for which command. With --json one object a trace, a line each."""
     with terminal.ending("leap-trace", _as_typed):
-        options = _read_options(strict=strict, sort=sort, join=join, unit=unit, tokenizer=tokenizer, run=run)
+        from leap_rs.trace.describe import describe
+        from leap_rs.trace.report import render
+
+        options = _read_options(
+            strict=strict,
+            sort=sort,
+            join=join,
+            unit=unit,
+            tokenizer=tokenizer,
+            run=run,
+            prefix_block_size=prefix_block_size,
+        )
         for path in traces:
             found = describe(path, options, num_prompts=num_prompts)
             if as_json:
-                print(json.dumps(found, allow_nan=False), flush=True)
+                terminal.print_json(found)
             else:
                 sys.stdout.write(render(found))
                 sys.stdout.flush()
@@ -244,13 +278,17 @@ def _need_suffix(out: Path) -> None:
 
 
 def _read_options(*, unit: Unit | None, **given: Any) -> ReadOptions:
+    from leap_rs.trace import ReadOptions
+
     return ReadOptions(unit=None if unit is None else NAMES[unit], **given)
 
 
 def _show_written(written: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(written, allow_nan=False), flush=True)
+        terminal.print_json(written)
         return
+    from leap_rs.trace.report import written_text
+
     sys.stdout.write(written_text(written))
     sys.stdout.flush()
 
@@ -266,8 +304,5 @@ def _as_typed(error: LeapError) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 done, 1 a `LeapError` (one line on stderr), 2 wrong usage, 130 interrupted."""
-    try:
-        app(args=expand(sys.argv[1:] if words is None else words), prog_name="leap-trace")
-    except KeyboardInterrupt:
-        print("leap-trace: interrupted", file=sys.stderr)
-        sys.exit(terminal.INTERRUPTED)
+    typed = expand(sys.argv[1:] if words is None else words)
+    terminal.run("leap-trace", lambda: app(args=typed, prog_name="leap-trace"))

@@ -14,8 +14,8 @@ import polars as pl
 from leap_rs._leap import ConfigError
 from leap_rs.trace import open_stream
 from leap_rs.trace.combine import Combined, combine
-from leap_rs.trace.model import NO_TIMES, LeftOut, ReadOptions, Stream
-from leap_rs.trace.parquet import ARRIVALS_KEY, check_target, write_parts
+from leap_rs.trace.model import LeftOut, ReadOptions, Stream, without_times
+from leap_rs.trace.parquet import ARRIVALS_KEY, NO_ARRIVALS, check_target, write_parts
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Written:
                     "path": str(stream.path),
                     "format": stream.format,
                     "left_out": [left_out_dict(out) for out in stream.left_out],
-                    "notes": stream.notes,
+                    "notes": [*stream.notes, *without_times(stream)],
                 }
                 for stream in self.inputs
             ],
@@ -108,11 +108,13 @@ def convert(paths: Sequence[Path], out: Path, options: ReadOptions, changes: Cha
         whole.metadata[ARRIVALS_KEY] = (
             f"Gamma, {changes.request_rate:g} requests/s, burstiness {changes.burstiness:g}, seed {changes.seed}"
         )
+    elif not any(stream.has_times for stream in streams):
+        whole.metadata[ARRIVALS_KEY] = NO_ARRIVALS
     whole.frames = _changed(whole.frames, changes)
     written = write(whole, out, streams, rate=changes.drawn_rate)
     if changes.request_rate is not None:
         for stream in streams:
-            stream.notes.remove(NO_TIMES)
+            stream.no_times = ""
         written.notes.append(f"arrival times are drawn: {whole.metadata[ARRIVALS_KEY]}")
     if changes.head is not None and written.requests == changes.head:
         written.notes.append(f"the first {changes.head} requests; anything after them was not read")

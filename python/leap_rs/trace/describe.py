@@ -12,6 +12,7 @@ from leap_rs.trace import open_stream, schema
 from leap_rs.trace.convert import left_out_dict
 from leap_rs.trace.labels import finish_reason
 from leap_rs.trace.model import ReadOptions, Stream
+from leap_rs.trace.requests import E2EL, TTFT
 from leap_rs.trace.tally import Arrivals, Lengths, Prefixes, Sessions
 from leap_rs.trace.vllm_bench import VllmBenchReader
 
@@ -172,6 +173,9 @@ class Description:
             # leap-calibrate reads the measured times from such a file itself.
             if not self.stream.has_times:
                 calibrate.append("start_times: the vLLM that wrote the file did not record when requests were sent")
+        elif TTFT in have and E2EL in have:
+            if not self.stream.has_times:
+                calibrate.append("arrival times: the tool that wrote the file kept none")
         elif lacking:
             calibrate.append(f"{', '.join(lacking)}: what a real run measured")
         return {"leap-replay": replay, "leap-fit": fit, "leap-calibrate": calibrate}

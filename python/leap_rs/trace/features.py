@@ -18,11 +18,11 @@ from leap_rs.encoder.source import EncoderInfo, inspect
 from leap_rs.trace import open_stream, schema
 from leap_rs.trace.combine import Combined
 from leap_rs.trace.convert import Written, write
-from leap_rs.trace.files import existing_file, head, reason
+from leap_rs.trace.files import MAGIC, existing_file, head, reason
 from leap_rs.trace.jsonlines import json_lines
 from leap_rs.trace.jsontext import shown
 from leap_rs.trace.model import ReadOptions
-from leap_rs.trace.parquet import MAGIC, check_target
+from leap_rs.trace.parquet import check_target
 
 COLUMN = schema.COLUMN_OF["text"]
 LAYER_PREFIX = "text_layer_"

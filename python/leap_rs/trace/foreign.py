@@ -16,7 +16,8 @@ import polars as pl
 from leap_rs._leap import TraceError
 from leap_rs.trace import schema
 from leap_rs.trace.arrivals import Joined, Plausibility
-from leap_rs.trace.model import NO_TIMES, LeftOut, Raw, ReadOptions, Stream, Trace
+from leap_rs.trace.model import LeftOut, Raw, ReadOptions, Stream, Trace
+from leap_rs.trace.opening import Described
 from leap_rs.trace.order import in_order
 from leap_rs.trace.times import NS_PER_S
 
@@ -24,17 +25,11 @@ _TOKENS = (
     ("output_tokens", "no output tokens, so a failed request"),
     ("prompt_tokens", "no prompt tokens"),
 )
+_MISSING = "no number of {}, so a failed request"
 
 
-class ForeignReader(ABC):
+class ForeignReader(Described, ABC):
     """A format that is not leap's own. A subclass says how to recognise it and what a file holds."""
-
-    name: str
-    description: str
-
-    @abstractmethod
-    def sniff(self, path: Path) -> bool:
-        """See `Reader`."""
 
     @abstractmethod
     def raw(self, path: Path, options: ReadOptions) -> Raw:
@@ -46,12 +41,14 @@ class ForeignReader(ABC):
         frame = pl.concat(list(stream.frames), rechunk=True)
         if "request_id" in frame.columns:
             schema.refuse_repeated_ids(frame["request_id"], path)
-        return Trace(frame, path, self.name, stream.metadata, tuple(stream.left_out), tuple(stream.notes))
+        return Trace(
+            frame, path, self.name, stream.metadata, tuple(stream.left_out), tuple(stream.notes), stream.no_times
+        )
 
     def stream(self, path: Path, options: ReadOptions) -> Stream:
         """See `Reader`."""
         raw = self.raw(path, options)
-        stream = Stream(iter(()), path, self.name, raw.metadata, raw.has_times)
+        stream = Stream(iter(()), path, self.name, raw.metadata, raw.no_times)
         stream.frames = _Stage(stream, raw, options).frames()
         return stream
 
@@ -81,29 +78,27 @@ class _Stage:
     def __init__(self, stream: Stream, raw: Raw, options: ReadOptions) -> None:
         self.path = stream.path
         self.stream, self.raw, self.options = stream, raw, options
-        self.zeros: dict[str, LeftOut] = {}
+        self.zeros: dict[tuple[str, str], LeftOut] = {}
 
     def frames(self) -> Iterator[pl.DataFrame]:
         """The parts in leap's columns; afterwards `stream` knows what was left out."""
         parts = self._requests()
         joined = plausible = None
-        if not self.raw.has_times:
-            self.stream.notes.append(NO_TIMES)
-        elif self.options.sort:
+        if (self.options.sort or self.raw.unordered) and not self.raw.no_times:
             parts = in_order(parts, "arrival_ns", self.path)
-        else:
+        elif not self.raw.no_times:
             joined = Joined(self.path, self.raw, refuse=not self.options.join)
             parts = joined.parts(parts)
         # A unit that the user gave can be the wrong one as well.
         unit = self.options.unit or self.raw.unit
-        if self.raw.has_times and unit is not None:
+        if not self.raw.no_times and unit is not None:
             plausible = Plausibility(self.raw.names.get("arrival_s", "arrival_s"), unit)
 
         origin: int | None = None
         count = 0
         try:
             for part in parts:
-                if not self.raw.has_times:
+                if self.raw.no_times:
                     arrival = pl.repeat(0.0, part.height, eager=True).alias("arrival_s")
                 else:
                     ns = part["arrival_ns"].to_numpy()
@@ -132,19 +127,18 @@ class _Stage:
         for part in self.raw.parts:
             kept = self._checked(part)
             for column, meaning in _TOKENS:
-                zero = kept[column] == 0
-                if zero.any():
-                    self._leave_out(column, meaning, kept.filter(zero)["place"])
-                    kept = kept.filter(~zero)
+                missing = _MISSING.format(column.replace("_", " "))
+                kept = self._without(kept, kept[column].is_null(), column, missing)
+                kept = self._without(kept, kept[column] == 0, column, meaning)
             if kept.height and not (self.options.strict and self.zeros):
                 yield kept
         if self.options.strict:
-            for column, out in self.zeros.items():
+            for (column, _), out in self.zeros.items():
                 name = self.raw.names.get(column, column)
                 rows = "such row" if out.count == 1 else "such rows"
                 raise TraceError(
-                    f"{self.path}: {out.first}: column '{name}' is 0 ({out.reason}); {out.count} {rows}, and strict "
-                    "refuses them"
+                    f"{self.path}: {out.first}: column '{name}': {out.reason}; {out.count} {rows}, and strict refuses "
+                    "them"
                 )
 
     def _checked(self, part: pl.DataFrame) -> pl.DataFrame:
@@ -152,18 +146,24 @@ class _Stage:
         at = _Places(path=self.path, places=part["place"], raw=self.raw)
         for column, _ in _TOKENS:
             values = part[column]
-            bad = (values.is_null() | (values < 0) | (values > schema.U32_MAX)).arg_true()
+            bad = ((values < 0) | (values > schema.U32_MAX)).arg_true()
             if len(bad):
                 row = int(bad[0])
                 found = f"expected a whole number of tokens up to {schema.U32_MAX}, found {values[row]}"
                 raise at.fault(found, column=column, row=row)
-        if self.raw.has_times:
+        if not self.raw.no_times:
             bad = part["arrival_ns"].is_null().arg_true()
             if len(bad):
                 raise at.fault("no time", column="arrival_s", row=int(bad[0]))
         return part
 
+    def _without(self, part: pl.DataFrame, rows: pl.Series, column: str, why: str) -> pl.DataFrame:
+        if not rows.any():
+            return part
+        self._leave_out(column, why, part.filter(rows)["place"])
+        return part.filter(~rows)
+
     def _leave_out(self, column: str, meaning: str, places: pl.Series) -> None:
-        known = self.zeros.get(column)
+        known = self.zeros.get((column, meaning))
         first = known.first if known else f"{self.raw.place} {places[0]}"
-        self.zeros[column] = LeftOut(meaning, len(places) + (known.count if known else 0), first)
+        self.zeros[column, meaning] = LeftOut(meaning, len(places) + (known.count if known else 0), first)

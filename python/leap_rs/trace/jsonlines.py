@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from leap_rs._leap import TraceError
-from leap_rs.trace.files import existing_file, reason
+from leap_rs.trace.files import existing_file, opened, reason
+from leap_rs.trace.jsontext import whole
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSON lines file with their line numbers."""
-    with existing_file(path).open("rb") as file:
+    with opened(existing_file(path)) as file:
         for line, text in enumerate(file, start=1):
             if not text.strip():
                 continue
             try:
-                row = json.loads(text)
+                row = whole(json.loads(text), text.decode(errors="replace"))
             except (ValueError, RecursionError) as error:
                 raise TraceError(f"{path}: line {line}: not JSON: {reason(error)}") from None
             if not isinstance(row, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
@@ -15,6 +15,7 @@ import polars as pl
 from leap_rs._leap import TraceError
 from leap_rs.trace.jsontext import Entry, entry_name, shown
 from leap_rs.trace.model import Unit
+from leap_rs.trace.opening import Opening, present
 from leap_rs.trace.schema import U32_MAX
 from leap_rs.trace.times import MAX_NS
 
@@ -26,6 +27,11 @@ PART_ROWS = 200_000
 Row = tuple[object, ...]
 Columns = dict[str, pl.DataType | type[pl.DataType]]
 
+SESSIONS = ("session_id", "conversation_id", "session", "chat_session_id", "thread_id")
+"""What files call the conversation that a request belongs to."""
+IDS = ("request_id", "id", "req_id")
+"""What they call a request."""
+
 _NS_PER: Mapping[Unit, int] = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 _DIGITS = re.compile(r"\d{1,30}(?:\.\d{1,30})?", re.ASCII)
 _U64_MAX = 2**64 - 1
@@ -33,6 +39,42 @@ _U64_MAX = 2**64 - 1
 
 class EntryError(Exception):
     """What is wrong with an entry, without the place, which only the loop over the entries knows."""
+
+
+class Further:
+    """What every format may hold besides: an id and a session. Of all other keys the loss is told, once.
+
+    Args:
+        opening: The file's.
+        known: The keys that the reader reads itself.
+    """
+
+    def __init__(self, opening: Opening, known: Collection[str | None]) -> None:
+        found = {"request_id": present(IDS, opening.names), "session": present(SESSIONS, opening.names)}
+        self.names = {leap: key for leap, key in found.items() if key is not None and key not in known}
+        self.columns: Columns = dict.fromkeys(self.names, pl.String)
+        lost = [f"'{key}'" for key in opening.names if key not in (*known, *self.names.values())]
+        self.notes = [f"not read: {', '.join(lost[:MOST_LOST])}{more(lost)}"] if lost else []
+        self._number = 0
+
+    def of(self, entry: dict[str, Any]) -> tuple[str | None, ...]:
+        """The entry's, in the order of `columns`."""
+        self._number += 1
+        return tuple(self._text(entry, leap, key) for leap, key in self.names.items())
+
+    def _text(self, entry: dict[str, Any], leap: str, key: str) -> str | None:
+        found = entry.get(key)
+        if found is None:
+            return f"request {self._number}" if leap == "request_id" else None
+        return found if isinstance(found, str) else shown(found)
+
+
+MOST_LOST = 8
+
+
+def more(names: Collection[str]) -> str:
+    """How many are not shown."""
+    return f" and {len(names) - MOST_LOST} more" if len(names) > MOST_LOST else ""
 
 
 def frames(
@@ -91,9 +133,16 @@ def value(entry: dict[str, Any], key: str) -> Any:
         raise EntryError(f"key '{key}' is missing; the entry has {', '.join(entry) or 'no keys'}") from None
 
 
-def tokens(entry: dict[str, Any], key: str) -> int:
-    """A number of tokens."""
-    found = value(entry, key)
+def missing(entry: dict[str, Any], key: str) -> bool:
+    """Whether an entry says nothing under a key."""
+    return entry.get(key) is None
+
+
+def tokens(entry: dict[str, Any], key: str) -> int | None:
+    """A number of tokens; None where the entry says none, as a failed request does."""
+    found = entry.get(key)
+    if found is None:
+        return None
     if type(found) is int and 0 <= found <= U32_MAX:
         return found
     # 12.0 comes from tables in which the column once had a gap.
@@ -130,11 +179,11 @@ def string(entry: dict[str, Any], key: str) -> str:
     raise _wrong(key, "a string", found)
 
 
-def block_ids(entry: dict[str, Any], key: str, size: int, prompt_tokens: int) -> list[int]:
+def block_ids(entry: dict[str, Any], key: str, size: int, prompt_tokens: int, *, open_size: bool = False) -> list[int]:
     """The ids of the prompt's full blocks of `size` tokens.
 
     The formats also number the block that the prompt fills in part, and nothing else: another count means that the
-    blocks or the length are not what they seem.
+    blocks or the length are not what they seem, or the size, where the format leaves that open.
     """
     found = value(entry, key)
     if type(found) is not list or not set(map(type, found)) <= {int}:
@@ -143,7 +192,8 @@ def block_ids(entry: dict[str, Any], key: str, size: int, prompt_tokens: int) ->
     needed = -(-prompt_tokens // size)
     if not full <= len(found) <= needed:
         blocks = "1 block" if needed == 1 else f"{needed} blocks"
-        raise EntryError(f"key '{key}': {prompt_tokens} tokens need {blocks} of {size}, {len(found)} given")
+        given = f"key '{key}': {prompt_tokens} tokens need {blocks} of {size}, {len(found)} given"
+        raise EntryError(given + (": --prefix-block-size says how many tokens a block has" if open_size else ""))
     del found[full:]
     if found and (min(found) < 0 or max(found) > _U64_MAX):
         raise _wrong(key, "block ids from 0 to 2**64 - 1", found)

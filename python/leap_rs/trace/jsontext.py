@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from leap_rs._leap import TraceError
-from leap_rs.trace.files import HEAD_BYTES, reason
+from leap_rs.trace.files import HEAD_BYTES, opened, reason
 
 LONGEST_BYTES = 64 << 20
 """The longest line or entry; without a limit a file without line ends would be read into memory as one line."""
@@ -49,12 +49,12 @@ class Entry:
     """Its line (JSON lines) or its place in the list, counted from 1."""
     size: int
     """Length of its text."""
-    value: dict[str, Any]
+    value: Any
 
 
 def opening(path: Path) -> Opening | None:
     """The opening of a file that holds a JSON object, JSON lines or a JSON list of objects; None for any other."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         data = file.read(HEAD_BYTES)
         if not data.removeprefix(_MARK).lstrip().startswith((b"{", b"[")):
             return None
@@ -72,18 +72,22 @@ def entry_name(is_list: bool) -> str:
     return "entry" if is_list else "line"
 
 
-def entries(path: Path, *, is_list: bool) -> Iterator[Entry]:
-    """The objects of JSON lines or of a JSON list, or `TraceError` with the line of the fault."""
+def entries(path: Path, *, is_list: bool, objects: bool = True) -> Iterator[Entry]:
+    """The objects of JSON lines or of a JSON list, or `TraceError` with the line of the fault.
+
+    objects: whether anything else is such a fault, too; else it is an entry as it stands there.
+    """
     try:
-        yield from _Window(path).entries() if is_list else _lines(path)
+        yield from _Window(path, objects=objects).entries() if is_list else _lines(path, objects=objects)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {reason(error)}") from error
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
-    """All JSON objects that stand in the file one after the other, with or without line ends between them."""
+    """All JSON objects that stand in the file one after the other, with or without line ends between them, or in a list."""
     try:
-        text = path.read_bytes().removeprefix(_MARK).decode()
+        with opened(path) as file:
+            text = file.read().removeprefix(_MARK).decode()
     except UnicodeDecodeError as error:
         raise _not_text(path, error.object[: error.start].count(b"\n") + 1) from error
     except OSError as error:
@@ -93,15 +97,32 @@ def documents(path: Path) -> list[dict[str, Any]]:
     while at < len(text):
         try:
             value, end = _FLOATS.raw_decode(text, at)
+            value = whole(value, text[at:end])
         except (ValueError, RecursionError) as error:
             line = text.count("\n", 0, _position(error, at)) + 1
             raise TraceError(f"{path}: line {line}: {_fault(error, text)}") from error
-        if not isinstance(value, dict):
-            line = text.count("\n", 0, at) + 1
-            raise TraceError(f"{path}: line {line}: expected a JSON object, found {shown(value)}")
-        found.append(value)
+        for one in value if isinstance(value, list) else [value]:
+            if not isinstance(one, dict):
+                line = text.count("\n", 0, at) + 1
+                raise TraceError(f"{path}: line {line}: expected a JSON object, found {shown(one)}")
+            found.append(one)
         at = _skip(text, end)
     return found
+
+
+def whole(value: Any, text: str) -> Any:
+    """A decoded value with U+FFFD for every half of a surrogate pair, which JSON can say and UTF-8 cannot."""
+    return _mended(value) if "\\ud" in text or "\\uD" in text else value
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_mended(one) for one in value]
+    if isinstance(value, dict):
+        return {_mended(key): _mended(one) for key, one in value.items()}
+    return value
 
 
 def shown(value: object) -> str:
@@ -133,13 +154,13 @@ def _opening(text: str) -> tuple[Opening | None, bool]:
                 break
             at = _skip(text, at + 1)
     except (ValueError, IndexError, RecursionError, ArithmeticError):
-        return Opening(is_list, first), False
-    return Opening(is_list, first), True
+        return Opening(is_list, whole(first, text)), False
+    return Opening(is_list, whole(first, text)), True
 
 
-def _lines(path: Path) -> Iterator[Entry]:
+def _lines(path: Path, *, objects: bool) -> Iterator[Entry]:
     number = 0
-    with path.open("rb") as file:
+    with opened(path) as file:
         while line := file.readline(LONGEST_BYTES + 1):
             number += 1
             if len(line) > LONGEST_BYTES:
@@ -150,13 +171,13 @@ def _lines(path: Path) -> Iterator[Entry]:
                 continue
             try:
                 text = line.decode()
-                value = _DECODER.decode(text)
+                value = whole(_DECODER.decode(text), text)
             except UnicodeDecodeError as error:
                 raise _not_text(path, number) from error
             except (ValueError, RecursionError, ArithmeticError) as error:
                 cut = "" if line.endswith(b"\n") else " (the last line; is the file truncated?)"
                 raise TraceError(f"{path}: line {number}: {_fault(error, text.rstrip())}{cut}") from error
-            if not isinstance(value, dict):
+            if objects and not isinstance(value, dict):
                 raise TraceError(f"{path}: line {number}: expected a JSON object, found {shown(value)}")
             yield Entry(number, len(line), value)
 
@@ -164,8 +185,9 @@ def _lines(path: Path) -> Iterator[Entry]:
 class _Window:
     """The part of a JSON list that is being decoded."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, objects: bool) -> None:
         self._path = path
+        self._objects = objects
         self._decode = codecs.getincrementaldecoder("utf-8-sig")()
         self._text = ""
         self._at = 0
@@ -173,7 +195,7 @@ class _Window:
         self._ended = False
 
     def entries(self) -> Iterator[Entry]:
-        with self._path.open("rb") as file:
+        with opened(self._path) as file:
             self._file = file
             self._take("[")
             number = 0
@@ -195,6 +217,7 @@ class _Window:
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
+                value = whole(value, self._text[self._at : end])
                 break
             except (ValueError, RecursionError, ArithmeticError) as error:
                 at = _position(error, self._at)
@@ -204,7 +227,7 @@ class _Window:
                     continue
                 self._line += self._text.count("\n", self._at, at)
                 raise self._error(f"entry {number}: {_fault(error, self._text, columns=False)}") from error
-        if not isinstance(value, dict):
+        if self._objects and not isinstance(value, dict):
             raise self._error(f"entry {number}: expected a JSON object, found {shown(value)}")
         size = end - self._at
         self._line += self._text.count("\n", self._at, end)

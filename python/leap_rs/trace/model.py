@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import polars as pl
 
 from leap_rs._leap import ConfigError
 
-Unit = Literal["s", "ms", "us", "ns"]
+if TYPE_CHECKING:
+    from leap_rs.trace.opening import Fit, Opening
 
-NO_TIMES = "there are no arrival times, so all requests arrive at once; --request-rate draws them"
-"""The note on a trace without times."""
+Unit = Literal["s", "ms", "us", "ns"]
 
 PER_SECOND: Mapping[Unit, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 UNIT_WORDS: Mapping[Unit, str] = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -36,6 +36,8 @@ class ReadOptions:
     """A `tokenizer.json`, or a directory with one, for formats that carry text instead of token counts."""
     run: int | None = None
     """Which of several results in one file, counted from 1; for formats that can hold several."""
+    prefix_block_size: int | None = None
+    """Tokens in a block of prefixes, for formats that number blocks and do not say their size."""
 
     def __post_init__(self) -> None:
         if self.unit is not None and self.unit not in PER_SECOND:
@@ -74,15 +76,25 @@ class Trace:
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
     """What a user should know before trusting the trace, one sentence each."""
+    no_times: str = ""
+    """Why it has no arrival times, so that every `arrival_s` is 0; empty where it has some."""
+
+    @property
+    def has_times(self) -> bool:
+        """Whether it has arrival times."""
+        return not self.no_times
 
     @property
     def name(self) -> str:
         """The file's name without directory and suffix."""
         return self.path.stem
 
-    def told(self) -> list[str]:
-        """Everything that the reader noticed, one line each, each naming the file."""
-        return [f"{self.path}: {what}" for what in (*self.left_out, *self.notes)]
+    def told(self, *, times: bool = True) -> list[str]:
+        """Everything that the reader noticed, one line each, each naming the file.
+
+        times: whether that there are none is worth a line, which it is not where none are asked for.
+        """
+        return _told(self, times=times)
 
 
 @dataclass
@@ -99,9 +111,12 @@ class Raw:
     """What the file calls a leap column, for messages: `{"output_tokens": "GeneratedTokens"}`."""
     place: str = "line"
     """What `place` counts: `line`, `row`, `request`."""
-    has_times: bool = True
+    no_times: str = ""
+    """Why there are no arrival times (`no column 'TIMESTAMP'`); empty where there are."""
     unit: Unit | None = None
     """The unit in which the reader took the times, where that could be wrong; None where the file leaves no doubt."""
+    unordered: bool = False
+    """Whether rows stand there in no order by nature: they are then sorted by time, asked or not."""
     metadata: dict[str, str] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
     """Rows that the reader itself left out; complete once the parts are used up."""
@@ -118,16 +133,21 @@ class Stream:
     path: Path
     format: str
     metadata: dict[str, str] = field(default_factory=dict)
-    has_times: bool = True
-    """Whether the file has arrival times; without them every `arrival_s` is 0."""
+    no_times: str = ""
+    """As in `Trace`."""
     left_out: list[LeftOut] = field(default_factory=list)
     """As in `Trace`; complete once the frames are used up."""
     notes: list[str] = field(default_factory=list)
     """As in `Trace`; complete once the frames are used up."""
 
+    @property
+    def has_times(self) -> bool:
+        """As in `Trace`."""
+        return not self.no_times
+
     def told(self) -> list[str]:
         """As in `Trace`."""
-        return [f"{self.path}: {what}" for what in (*self.left_out, *self.notes)]
+        return _told(self, times=True)
 
     def close(self) -> None:
         """Ends it early; what was left out and noticed up to there is complete."""
@@ -135,14 +155,30 @@ class Stream:
             self.frames.close()
 
 
+def _told(trace: Trace | Stream, *, times: bool) -> list[str]:
+    lacks = without_times(trace) if times else []
+    return [f"{trace.path}: {what}" for what in (*trace.left_out, *trace.notes, *lacks)]
+
+
+def without_times(trace: Trace | Stream) -> list[str]:
+    """That a trace has no arrival times, where it has none."""
+    return [f"no arrival times ({trace.no_times}): all requests arrive at 0"] if trace.no_times else []
+
+
 class Reader(Protocol):
     """One trace format."""
 
     name: str
     description: str
+    """The format in a line: what it is called, the kind of file and its columns or keys."""
 
-    def sniff(self, path: Path) -> bool:
-        """Whether the file looks like this format, judged by its first bytes and never by its suffix."""
+    @property
+    def title(self) -> str:
+        """What the format is called in a sentence."""
+        ...
+
+    def fit(self, opening: Opening) -> Fit:
+        """How well a file fits this format, judged by how it begins and never by its suffix. Raises nothing."""
         ...
 
     def read(self, path: Path, options: ReadOptions) -> Trace:

@@ -12,10 +12,11 @@ from polars.io.plugins import register_io_source
 
 from leap_rs._leap import TraceError
 from leap_rs.trace import schema
-from leap_rs.trace.files import head, reason, replacing
-from leap_rs.trace.model import NO_TIMES, ReadOptions, Stream, Trace
+from leap_rs.trace.files import MAGIC, reason, require_utf8
+from leap_rs.trace.model import ReadOptions, Stream, Trace
+from leap_rs.trace.opening import PARQUET, Described, Fit, Opening
+from leap_rs.writing import obstacle, replacing
 
-MAGIC = b"PAR1"
 PART_ROWS = 262_144
 PART_BYTES = 64 * 2**20
 IDS_A_PASS = 8_000_000
@@ -28,15 +29,25 @@ _ARROW_KEYS = ("ARROW:schema", "pandas")
 _DAMAGE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError)
 
 
-class LeapReader:
+class LeapReader(Described):
     """The leap trace format."""
 
     name = "leap"
     description = "leap Parquet (arrival_s, prompt_tokens, output_tokens, ...)"
+    kinds = (PARQUET,)
+    keys = schema.REQUIRED
 
-    def sniff(self, path: Path) -> bool:
-        """See `Reader`."""
-        return head(path).startswith(MAGIC)
+    def fit(self, opening: Opening) -> Fit:
+        """See `Reader`. What says that it is of the format, or is too damaged to say anything, is read: strictly."""
+        if opening.kind == PARQUET and (not opening.dtypes or self._says_so(opening.path)):
+            return Fit(tuple(self.keys))
+        return super().fit(opening)
+
+    def _says_so(self, path: Path) -> bool:
+        try:
+            return schema.VERSION_KEY in self._metadata(path)
+        except TraceError:
+            return True
 
     def read(self, path: Path, options: ReadOptions) -> Trace:
         """See `Reader`."""
@@ -46,16 +57,16 @@ class LeapReader:
             frame = pl.read_parquet(path, hive_partitioning=False, glob=False)
         except _DAMAGE as error:
             raise _damaged(path, error) from error
-        return Trace(schema.checked(frame, path, metadata), path, self.name, metadata, notes=tuple(_notes(metadata)))
+        return Trace(schema.checked(frame, path, metadata), path, self.name, metadata, no_times=_no_times(metadata))
 
     def stream(self, path: Path, options: ReadOptions) -> Stream:
         """See `Reader`."""
         options.refuse_unit(path, "the leap format is in seconds")
         metadata = self._metadata(path)
-        notes = _notes(metadata)
-        return Stream(_parts(path, metadata), path, self.name, metadata, has_times=not notes, notes=notes)
+        return Stream(_parts(path, metadata), path, self.name, metadata, _no_times(metadata))
 
     def _metadata(self, path: Path) -> dict[str, str]:
+        require_utf8(path)
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - len(MAGIC), 0))
@@ -71,8 +82,9 @@ class LeapReader:
         return metadata
 
 
-def _notes(metadata: Mapping[str, str]) -> list[str]:
-    return [NO_TIMES] if metadata.get(ARRIVALS_KEY) == NO_ARRIVALS else []
+def _no_times(metadata: Mapping[str, str]) -> str:
+    none = metadata.get(ARRIVALS_KEY) == NO_ARRIVALS
+    return f"metadata {ARRIVALS_KEY} is {NO_ARRIVALS}" if none else ""
 
 
 def _parts(path: Path, metadata: dict[str, str]) -> Iterator[pl.DataFrame]:
@@ -121,7 +133,7 @@ def write_trace(frame: pl.DataFrame, path: str | os.PathLike[str], **metadata: o
     texts = _metadata_texts(path, metadata)
     checked = schema.checked(frame, path, texts)
     check_target(path)
-    with replacing(path) as temporary:
+    with replacing(path, TraceError) as temporary:
         try:
             checked.write_parquet(temporary, compression="zstd", metadata=texts)
         except pl.exceptions.PolarsError as error:
@@ -161,7 +173,7 @@ def write_parts(
             failed.append(error)
             raise
 
-    with replacing(path) as temporary:
+    with replacing(path, TraceError) as temporary:
         try:
             _sink(register_io_source(parts, schema=columns), temporary, columns, texts)
             if "request_id" in columns:
@@ -169,7 +181,7 @@ def write_parts(
             if rate is not None and end > 0:
                 # How many there are is known only now. Reading the source again would cost more: it may be text to count.
                 scaled = pl.col("arrival_s") * (rows / rate / end)
-                with replacing(temporary) as again:
+                with replacing(temporary, TraceError) as again:
                     lazy = pl.scan_parquet(temporary, hive_partitioning=False, glob=False)
                     _sink(lazy.with_columns(scaled), again, columns, texts)
         except TraceError:
@@ -196,10 +208,9 @@ def _sink(lazy: pl.LazyFrame, file: Path, columns: pl.Schema, texts: dict[str, s
 
 def check_target(path: Path) -> None:
     """`TraceError` where a trace could not be written under this name; before anything is read."""
-    if path.is_dir():
-        raise TraceError(f"{path}: is a directory")
-    if not path.parent.is_dir():
-        raise TraceError(f"{path}: cannot be written: there is no directory {path.parent}")
+    if fault := obstacle(path):
+        raise TraceError(f"{path}: cannot be written: {fault}")
+    require_utf8(path.parent, "the directory of a Parquet file")
 
 
 def _refuse_repeated_ids(file: Path, path: Path, rows: int) -> None:
@@ -222,7 +233,8 @@ def _refuse_repeated_ids(file: Path, path: Path, rows: int) -> None:
 
 
 def _metadata_texts(path: Path, metadata: Mapping[str, object]) -> dict[str, str]:
-    texts = {key: str(value) for key, value in metadata.items() if value is not None}
+    # Names of files need not be UTF-8; the text of a Parquet file must be.
+    texts = {key: str(value).encode(errors="replace").decode() for key, value in metadata.items() if value is not None}
     reserved = [key for key in _ARROW_KEYS if key in texts]
     if reserved:
         raise TraceError(f"{path}: metadata key {reserved[0]!r} is reserved by the Parquet writer")

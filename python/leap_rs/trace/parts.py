@@ -1,27 +1,33 @@
-"""A directory of parts as one trace: what a server writes while it serves.
+"""A directory of parts as one trace: what a server writes while it serves, and what Spark, DuckDB, pyarrow and dask write.
 
-Each part is a trace of its own, with the requests that finished while it was filled; one that took long arrived before many
-of an earlier part. The parts are read in the order of their first arrivals, so that no more is held in memory than is
-interleaved. Several engines, and a server that was started again, are put on one clock by when each of them started.
+Each part is a trace of its own. Those of a server have the requests that finished while they were filled; one that took long
+arrived before many of an earlier part. The parts are read in the order of their first arrivals, so that no more is held in
+memory than is interleaved. Several engines, and a server that was started again, are put on one clock by when each of them
+started. Folders called name=value are columns; empty parts and what begins with _ or . are no parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import polars as pl
 
 from leap_rs._leap import TraceError
 from leap_rs.trace import schema
 from leap_rs.trace.model import ReadOptions, Stream, Trace
+from leap_rs.trace.opening import Fit, Opening, refusal
+from leap_rs.trace.opening import opened as open_file
 from leap_rs.trace.parquet import LeapReader
 
 START_KEY = "recording_start_unix_s"
 """Metadata of a part: when its engine's clock stood at 0."""
 
 _PATTERN = "part-*.parquet"
+_SUFFIXES = (".parquet", ".parq", ".pq")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 _KEY = "arrival_s"
 _SAME = ("model", "layer", "encoder", "encoder_layer")
 
@@ -32,8 +38,20 @@ def part_name(number: int) -> str:
 
 
 def part_files(directory: Path) -> list[Path]:
-    """The parts in a directory and in those right below it, such as the engines' own."""
+    """The parts that a server has written into a directory and into those right below it, such as the engines' own."""
     return sorted([*directory.glob(_PATTERN), *directory.glob(f"*/{_PATTERN}")])
+
+
+def data_files(directory: Path) -> list[Path]:
+    """The Parquet files in and below a directory, as every writer of data sets names them."""
+    found = (path for path in directory.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
+    return sorted(path for path in found if not any(part[0] in "_." for part in path.relative_to(directory).parts))
+
+
+def folder_columns(directory: Path, file: Path) -> dict[str, str | None]:
+    """What the folders above a part say of all its rows: `name=value`, with what a path cannot hold as %XX."""
+    pairs = [part.partition("=") for part in file.relative_to(directory).parts[:-1] if "=" in part]
+    return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in pairs}
 
 
 @dataclass(frozen=True)
@@ -47,11 +65,14 @@ class Part:
     """From the start of the recording to that of the file's own clock."""
     first: float
     """Its first arrival, in seconds from the start of the recording."""
+    folders: dict[str, str | None] = field(default_factory=dict)
+    """Columns that its folders say."""
 
     def frame(self) -> pl.DataFrame:
         """The part, checked, on the recording's clock."""
         frame = LeapReader().read(self.path, ReadOptions()).frame
-        return frame.with_columns(pl.col(_KEY) + self.offset_s)
+        said = [pl.lit(value, dtype=pl.String).alias(name) for name, value in self.folders.items()]
+        return frame.with_columns(pl.col(_KEY) + self.offset_s, *said)
 
 
 class PartsReader:
@@ -60,9 +81,11 @@ class PartsReader:
     name = "leap"
     description = "a directory of recorded parts"
 
-    def sniff(self, path: Path) -> bool:
-        """See `Reader`."""
-        return path.is_dir()
+    title = "a directory of recorded parts"
+
+    def fit(self, opening: Opening) -> Fit:
+        """See `Reader`. A directory does not begin as a file does."""
+        return Fit(but=f"is {opening.shown()}")
 
     def read(self, path: Path, options: ReadOptions) -> Trace:
         """See `Reader`."""
@@ -81,15 +104,17 @@ class PartsReader:
 
 def opened(directory: Path) -> list[Part]:
     """The parts of a recording by their first arrivals; `TraceError` where they are of no one recording."""
-    files = part_files(directory)
+    files = data_files(directory)
     if not files:
-        raise TraceError(f"{directory}: is a directory without parts of a recording ({_PATTERN}), not a trace")
-    parts = [_opened(file) for file in files]
+        raise TraceError(f"{directory}: is a directory without Parquet files, not a trace")
+    parts = [part for file in files if (part := _opened(directory, file)) is not None]
+    if not parts:
+        raise TraceError(f"{directory}: the trace holds no requests ({len(files)} empty parts)")
     _refuse_others(parts)
     starts = [_start(part) for part in parts]
     first = min(starts)
     moved = [
-        Part(part.path, part.metadata, part.columns, start - first, part.first + start - first)
+        replace(part, offset_s=start - first, first=part.first + start - first)
         for part, start in zip(parts, starts, strict=True)
     ]
     return sorted(moved, key=lambda part: part.first)
@@ -110,12 +135,28 @@ def swept(parts: Sequence[tuple[float, Callable[[], pl.DataFrame]]], key: str) -
             held = held.slice(due)
 
 
-def _opened(file: Path) -> Part:
+def _opened(directory: Path, file: Path) -> Part | None:
+    """A part; None where it is empty, as the first one of Spark often is."""
     reader = LeapReader()
+    start = open_file(file)
+    fit = reader.fit(start)
+    if not fit.whole:
+        raise TraceError(f"{file}: {refusal(start, {reader.title: fit})}; a directory holds parts in leap's format")
+    if start.dtypes and not _rows(file):
+        return None
     stream = reader.stream(file, ReadOptions())
     frame = next(stream.frames)
     stream.close()
-    return Part(file, stream.metadata, frame.schema, 0.0, float(frame[_KEY][0]))
+    said = {name: value for name, value in folder_columns(directory, file).items() if name not in frame.columns}
+    return Part(file, stream.metadata, frame.schema, 0.0, float(frame[_KEY][0]), said)
+
+
+def _rows(file: Path) -> int:
+    try:
+        return int(pl.scan_parquet(file, hive_partitioning=False, glob=False).select(pl.len()).collect().item())
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
+        # The reader says what is wrong with it.
+        return 1
 
 
 def _start(part: Part) -> float:
@@ -137,3 +178,6 @@ def _refuse_others(parts: Sequence[Part]) -> None:
                 )
         if part.columns != one.columns:
             raise TraceError(f"{part.path}: has the columns {part.columns}, but {one.path} {one.columns}")
+        if part.folders.keys() != one.folders.keys():
+            ours, theirs = (", ".join(each.folders) or "none" for each in (part, one))
+            raise TraceError(f"{part.path}: its folders say the columns {ours}, but those of {one.path} {theirs}")

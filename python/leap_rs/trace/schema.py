@@ -35,6 +35,8 @@ _SMALLEST = {"prompt_tokens": 1, "output_tokens": 1, "max_tokens": 1, "prefix_to
 _STRINGS = ("request_id", "finish_reason", "domain", "tenant")
 FORCED = "forced"
 """Whether the client had settled the length beforehand (`ignore_eos`, `min_tokens`): it is no label."""
+KNOWN = (*REQUIRED, *_SMALLEST, *_STRINGS, *FEATURE_COLUMNS, FORCED, "temperature", "top_p", "prefix_blocks", "session")
+"""The columns that mean something here; all others are kept as they are."""
 
 
 @dataclass(frozen=True)

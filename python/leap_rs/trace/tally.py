@@ -99,8 +99,8 @@ class Arrivals:
 
     @property
     def rate(self) -> float | None:
-        """Requests per second: gaps over duration."""
-        return (self.count - 1) / self.duration_s if self.duration_s > 0 else None
+        """Requests per second: requests over duration, as `leap-replay` and vLLM count them."""
+        return self.count / self.duration_s if self.duration_s > 0 else None
 
     def gap_cv(self) -> float | None:
         """Standard deviation over mean of the gaps: 1 for Poisson arrivals."""

@@ -1,7 +1,7 @@
 """Results of `vllm bench serve --save-detailed`: measured runs for calibration, and the traffic they saw as a trace.
 
-The file holds one JSON object a run (`--append-result` puts another behind it) with an array a request for each quantity;
-without `--save-detailed` vLLM removes most of the arrays, and what is left is no trace.
+The file holds one JSON object a run (`--append-result` puts another behind it, and `vllm bench sweep` makes a list of them)
+with an array a request for each quantity; without `--save-detailed` vLLM removes most of the arrays, and what is left is no trace.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from leap_rs._leap import ConfigError, TraceError
+from leap_rs._leap import TraceError
+from leap_rs.trace.benchmarks.several import chosen
 from leap_rs.trace.foreign import ForeignReader
-from leap_rs.trace.jsontext import documents, opening, shown
+from leap_rs.trace.jsontext import documents, shown
 from leap_rs.trace.model import LeftOut, Raw, ReadOptions
+from leap_rs.trace.opening import JSON, JSON_LIST, Fit, Opening, opened
 from leap_rs.trace.schema import U32_MAX
+from leap_rs.trace.times import MAX_S
 
 _KNOWN_BY = ("backend", "model_id", "tokenizer_id", "num_prompts", "burstiness", "endpoint_type")
 _DETAILS = ("input_lens", "output_lens", "ttfts", "itls")
@@ -58,9 +61,8 @@ class BenchRun:
 
 
 def is_bench_result(path: Path) -> bool:
-    """Whether the file begins as a result of `vllm bench serve`, detailed or not."""
-    found = opening(path)
-    return found is not None and not found.is_list and sum(key in found.first for key in _KNOWN_BY) >= 3
+    """Whether the file begins as a result of `vllm bench serve`, detailed or not, or as a list of them."""
+    return VllmBenchReader().fit(opened(path)).whole
 
 
 def bench_runs(path: Path) -> list[BenchRun]:
@@ -91,10 +93,13 @@ class VllmBenchReader(ForeignReader):
 
     name = "vllm-bench"
     description = "vllm bench serve JSON (saved with --save-detailed)"
+    kinds = (JSON, JSON_LIST)
+    keys = _KNOWN_BY
 
-    def sniff(self, path: Path) -> bool:
-        """See `Reader`."""
-        return is_bench_result(path)
+    def fit(self, opening: Opening) -> Fit:
+        """See `Reader`. Releases have different keys, and half of those that tell it suffice."""
+        found = super().fit(opening)
+        return Fit(found.has) if not found.but and 2 * len(found.has) >= len(_KNOWN_BY) else found
 
     def raw(self, path: Path, options: ReadOptions) -> Raw:
         """See `ForeignReader`."""
@@ -112,7 +117,7 @@ class VllmBenchReader(ForeignReader):
             iter(_one_after_the_other(runs)),
             {"arrival_s": "start_times", "prompt_tokens": "input_lens", "output_tokens": "output_lens"},
             place="request",
-            has_times=all(run.has_times for run in runs),
+            no_times="" if all(run.has_times for run in runs) else "no key 'start_times'",
             metadata={"source": "vllm bench serve"} | ({"model": model} if isinstance(model, str) else {}),
             left_out=left_out,
             notes=notes,
@@ -120,16 +125,7 @@ class VllmBenchReader(ForeignReader):
 
 
 def _chosen(path: Path, options: ReadOptions) -> list[BenchRun]:
-    found = results(path)
-    count = "two results" if len(found) == 2 else f"{len(found)} results"
-    if options.run is not None:
-        if not 1 <= options.run <= len(found):
-            only = "only one result" if len(found) == 1 else count
-            raise ConfigError(f"{path}: run {options.run} is not there: the file holds {only}")
-        return [read_run(path, options.run, found[options.run - 1])]
-    if len(found) > 1 and not options.join:
-        raise TraceError(f"{path}: {count}; choose with --run N or --join")
-    return [read_run(path, number, result) for number, result in enumerate(found, start=1)]
+    return [read_run(path, number, result) for number, result in chosen(path, results(path), options)]
 
 
 def _one_after_the_other(runs: list[BenchRun]) -> list[pl.DataFrame]:
@@ -138,6 +134,8 @@ def _one_after_the_other(runs: list[BenchRun]) -> list[pl.DataFrame]:
     parts = []
     for run in runs:
         arrival = begin + run.arrival_s
+        if float(arrival.max()) > MAX_S:
+            raise TraceError(f"{run.path}: run {run.number}: the runs last over a century, one behind the other")
         parts.append(
             pl.DataFrame(
                 {
@@ -221,7 +219,7 @@ class _Result:
         values = self._array(key)
         for at, value in enumerate(values):
             if not _is_seconds(value, smallest):
-                raise self._wrong(key, at, "a finite number of seconds", value)
+                raise self._wrong(key, at, "a finite number of seconds below 146 years", value)
         return np.array(values, dtype=np.float64)
 
     def _gaps(self) -> list[list[float]]:
@@ -270,7 +268,5 @@ class _Result:
 
 
 def _is_seconds(value: object, smallest: float) -> bool:
-    # type() and not isinstance(), because true is an int to Python; the bound, because a float cannot hold every int.
-    return (type(value) is float and math.isfinite(value) and value >= smallest) or (
-        type(value) is int and smallest <= value <= 2**63
-    )
+    # type() and not isinstance(), because true is an int to Python; NaN is in no range.
+    return type(value) in (float, int) and max(smallest, -MAX_S) <= value <= MAX_S  # type: ignore[operator]

@@ -140,7 +140,7 @@ def test_a_readout_is_not_written_without_its_anchor(small: Path) -> None:
     before = sorted(small.iterdir())
     result = fit(small / "other.parquet", "--out", small / "r.safetensors", "--lam", "30")
     assert result.exit_code == 1
-    assert result.stderr == f"leap-fit: {small / 'r.safetensors'}: cannot be written: Is a directory\n"
+    assert result.stderr == f"leap-fit: {small / 'r.anchor.safetensors'}: cannot be written: it is a directory\n"
     assert sorted(small.iterdir()) == before
 
 

@@ -95,7 +95,7 @@ def test_wrong_usage(leap_record: Run, prompts: Path, words: list[str], what: st
 def test_it_is_installed_as_a_command() -> None:
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     scripts = project.split("[project.scripts]")[1].split("[")[0]
-    assert 'leap-record = "leap_rs.record.command:main"' in scripts.splitlines()
+    assert 'leap-record = "leap_rs.commands:record"' in scripts.splitlines()
 
 
 def test_asking_for_help_loads_neither_vllm_nor_pytorch() -> None:

@@ -66,7 +66,7 @@ def test_it_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
         "model": "org/model", "layer": "5", "source": "prompts.jsonl; vLLM", "sampling": SAMPLING, "arrivals": "none",
         "leap_trace_version": "1",
     }  # fmt: skip
-    assert any("no arrival times" in note for note in trace.notes)
+    assert any("no arrival times" in line for line in trace.told())
 
 
 def test_interrupted_or_not_the_bytes_are_the_same(tmp_path: Path) -> None:
@@ -224,3 +224,15 @@ def test_engine_arguments() -> None:
     ]:
         with pytest.raises(ConfigError, match=what):
             engine_args(text)
+
+
+@pytest.mark.parametrize("bytes_in_name", [249, 250, 255])
+def test_a_name_may_be_as_long_as_the_file_system_allows(bytes_in_name: int, tmp_path: Path) -> None:
+    out = tmp_path / f"{'x' * (bytes_in_name - len('.parquet'))}.parquet"
+    parts = opened(out)
+    parts.settle_sampling(SAMPLING)
+    record(parts, list(range(6)))
+    assert parts.finish("prompts.jsonl") == 6
+    parts.close()
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+    assert load(out).frame.height == 6

@@ -91,10 +91,8 @@ def recomputed(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def plain(result: ReplayResult) -> tuple[dict[str, Any], bytes]:
-    """Everything of a result but the number of threads, the rows as bytes."""
-    document = result.to_dict()
-    del document["config"]["threads"]
-    return document, result.requests.write_ipc(None).getvalue()
+    """Everything of a result, the rows as bytes."""
+    return result.to_dict(), result.requests.write_ipc(None).getvalue()
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=80)

@@ -295,11 +295,12 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str, smal
 class TestCommand:
     """Exit statuses, streams and files."""
 
-    def test_json_is_one_strict_object(self, run: Run, result: TuneResult, small: Path) -> None:
+    def test_json_is_one_strict_object_whatever_the_threads(self, run: Run, result: TuneResult, small: Path) -> None:
         words = [small, "--load", 1.4, "--tune", "p99_e2el<=1.5", *WORDS, "--json"]
-        status, out, err = run(*words)
+        (status, one, err), (_, two, _) = (run(*words, "--threads", threads) for threads in (1, 2))
         assert (status, err) == (0, "")
-        document = strict_json(out)
+        assert one == two
+        document = strict_json(one)
         assert document["leap_tune_version"] == 1
         assert document == result.to_dict()
 

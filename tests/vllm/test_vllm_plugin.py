@@ -14,7 +14,7 @@ import pytest
 
 from leap_rs import ConfigError, LeapError, PromptFeatures
 from leap_rs.vllm import embedding, plugin
-from leap_rs.vllm.options import given
+from leap_rs.vllm.given import given
 
 
 def config(scheduler: Any = None, additional: Any = None, **parallel: Any) -> SimpleNamespace:

@@ -6,8 +6,20 @@ is fitted is what `leap-replay --cost-model` then uses.
 
 from __future__ import annotations
 
-from .calibration import Calibration, CalibrationOptions, calibrate
-from .measured import MeasuredRun
-from .runs import read_runs
+from typing import TYPE_CHECKING
+
+from leap_rs import lazy
+
+if TYPE_CHECKING:
+    from .calibration import Calibration, CalibrationOptions, calibrate
+    from .measured import MeasuredRun
+    from .runs import read_runs
 
 __all__ = ["Calibration", "CalibrationOptions", "MeasuredRun", "calibrate", "read_runs"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy.names(
+        __name__,
+        dict.fromkeys(("Calibration", "CalibrationOptions", "calibrate"), "leap_rs.calibrate.calibration")
+        | {"MeasuredRun": "leap_rs.calibrate.measured", "read_runs": "leap_rs.calibrate.runs"},
+    )

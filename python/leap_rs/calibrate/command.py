@@ -6,18 +6,18 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from leap_rs import terminal
 from leap_rs._leap import ConfigError, LeapError
-from leap_rs.trace.files import replacing
+from leap_rs.writing import obstacle, replacing
 
-from .calibration import Calibration, CalibrationOptions, calibrate
-from .report import WIDTH, report
-from .setup import LIMITS
+from .limits import LIMITS
+
+if TYPE_CHECKING:
+    from .calibration import Calibration
 
 app = terminal.application()
 
@@ -32,8 +32,9 @@ def leap_calibrate(
             metavar="RUN...",
             help=(
                 "Measured runs of one engine: an LLMServingSim run (directory or its requests.jsonl), the JSON of vllm "
-                "bench serve --save-detailed, or a leap trace with measured_queued_s, measured_first_token_s and "
-                "measured_last_token_s. Several are fitted together."
+                "bench serve --save-detailed, spans of a vLLM server, a file of AIPerf, GuideLLM or inference-perf with "
+                "a request each, or a leap trace with measured_queued_s, measured_first_token_s and "
+                "measured_last_token_s, or with ttft_s and e2el_s. Several are fitted together."
             ),
             show_default=False,
         ),
@@ -118,6 +119,8 @@ def leap_calibrate(
         "data_parallel_size": data_parallel_size,
     }
     with terminal.ending("leap-calibrate", _option_spelled):
+        from .calibration import CalibrationOptions, calibrate
+
         options = CalibrationOptions(
             engine=engine,
             cost_model=cost_model,
@@ -130,16 +133,14 @@ def leap_calibrate(
             limits={key: value for key, value in limits.items() if value is not None},
             name=name or out.stem,
         )
-        if not out.parent.is_dir():
-            raise LeapError(f"{out}: cannot be written: there is no directory {out.parent}")
-        if out.is_dir():
-            raise LeapError(f"{out}: cannot be written: it is a directory")
-        with Console(stderr=True).status("fitting"):
+        if fault := obstacle(out):
+            raise LeapError(f"{out}: cannot be written: {fault}")
+        with terminal.status("fitting"):
             found = calibrate(runs, options, workload=workload)
         document = found.to_dict()
         write(document, out)
         if as_json:
-            print(json.dumps({"leap_calibrate_version": 1, "out": str(out), **document}, allow_nan=False), flush=True)
+            terminal.print_json({"leap_calibrate_version": 1, "out": str(out), **document})
         else:
             show(found, out)
 
@@ -153,6 +154,10 @@ def write(document: dict[str, Any], out: Path) -> None:
 
 def show(found: Calibration, out: Path) -> None:
     """Print the report and where the cost model is."""
+    from rich.console import Console
+
+    from .report import WIDTH, report
+
     console = Console(width=WIDTH, soft_wrap=True, markup=False, highlight=False)
     command = f"leap-replay TRACE --cost-model {out} {found.setup.replay_options()}".rstrip()
     # Captured, because rich would end the process with status 1 where the reader of a pipe has gone.
@@ -177,4 +182,5 @@ def _option_spelled(error: LeapError) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 done, 1 a `LeapError` (one line on stderr), 2 wrong usage, 130 interrupted."""
-    app(args=list(sys.argv[1:] if words is None else words), prog_name="leap-calibrate")
+    typed = list(sys.argv[1:] if words is None else words)
+    terminal.run("leap-calibrate", lambda: app(args=typed, prog_name="leap-calibrate"))

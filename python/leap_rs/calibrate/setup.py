@@ -12,20 +12,11 @@ from leap_rs._leap import ConfigError
 from leap_rs.replay.engines import COST_KEYS, presets, resolve
 from leap_rs.replay.options import build
 
+from .limits import LIMITS
 from .measured import MeasuredRun
 
 DEFAULT_PRESET = "h100-llama-8b"
 DATA_PARALLEL = "data_parallel_size"
-LIMITS = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "kv_tokens",
-    "block_size",
-    "async_scheduling",
-    "enable_chunked_prefill",
-    "enable_prefix_caching",
-    "scheduler_reserve_full_isl",
-)
 WRITTEN = ("block_size", "max_num_seqs", "max_num_batched_tokens", "async_scheduling")
 
 # What is on by default and may be off: option of leap-replay and key of the core.

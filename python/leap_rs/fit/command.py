@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -12,10 +11,7 @@ from typing import Annotated
 import typer
 
 from leap_rs import terminal
-from leap_rs.fit.options import Options, TargetName
-from leap_rs.fit.readouts import SUFFIX
-from leap_rs.fit.report import report
-from leap_rs.fit.run import run, run_from_zero
+from leap_rs.fit.options import SUFFIX, Options, TargetName
 
 app = terminal.application()
 
@@ -107,11 +103,14 @@ def leap_fit(
     elif out.suffix != SUFFIX:
         raise typer.BadParameter(f"{out} must end with {SUFFIX}", param_hint="--out")
     with terminal.ending("leap-fit"):
+        from leap_rs.fit.report import report
+        from leap_rs.fit.run import run, run_from_zero
+
         result = run_from_zero(traces, options) if out is None else run(traces, evaluation or [], out, options)
         for note in result.notes:
-            print(f"leap-fit: {note}", file=sys.stderr)
+            terminal.tell("leap-fit", note)
         if as_json:
-            print(json.dumps(result.to_dict(), allow_nan=False), flush=True)
+            terminal.print_json(result.to_dict())
         else:
             report(result)
 
@@ -126,4 +125,5 @@ def refuse_others(context: typer.Context) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 done, 1 a `LeapError` (one line on stderr), 2 wrong usage, 130 interrupted."""
-    app(args=expand(sys.argv[1:] if words is None else words), prog_name="leap-fit")
+    typed = expand(sys.argv[1:] if words is None else words)
+    terminal.run("leap-fit", lambda: app(args=typed, prog_name="leap-fit"))

@@ -7,6 +7,9 @@ from typing import Literal
 
 TargetName = Literal["sqrt", "log", "raw"]
 
+SUFFIX = ".safetensors"
+"""What the name of a readout's file ends with."""
+
 TARGETS: tuple[TargetName, ...] = ("sqrt", "log", "raw")
 
 

@@ -9,10 +9,8 @@ from typing import Any
 from leap_rs._leap import Readout
 from leap_rs.fit import joined
 from leap_rs.fit.data import Kind, Labelled
-from leap_rs.fit.options import Options
+from leap_rs.fit.options import SUFFIX, Options
 from leap_rs.trace import Trace, schema
-
-SUFFIX = ".safetensors"
 
 _READ: Mapping[Kind, tuple[str, ...]] = {
     "state": ("features",),

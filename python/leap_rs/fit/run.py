@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,12 @@ from leap_rs.fit import data, evaluate, joined, layers, targets, zero
 from leap_rs.fit.curve import Curve, curve
 from leap_rs.fit.layers import Layer
 from leap_rs.fit.metrics import Score
-from leap_rs.fit.options import Options, TargetName
+from leap_rs.fit.options import SUFFIX, Options, TargetName
 from leap_rs.fit.readouts import fit, meta, path_of, train_spearman
 from leap_rs.fit.targets import TargetScores
 from leap_rs.fit.zero import FromZero
 from leap_rs.trace import Trace, load
-from leap_rs.trace.files import reason
-from leap_rs.trace.model import NO_TIMES
+from leap_rs.writing import obstacle, reason, replacing, temporary_directory
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,7 @@ class Result:
 
 def run(traces: Sequence[Path], evaluation: Sequence[Path], out: Path, options: Options) -> Result:
     """Fit, evaluate, and only then write."""
-    if not out.parent.is_dir():
-        raise LeapError(f"{out}: cannot be written: there is no directory {out.parent}")
-    if out.is_dir():
-        raise LeapError(f"{out}: is a directory")
+    check_targets([out])
     training = [load(path) for path in traces]
     judging = [load(path) for path in evaluation]
     notes = about_files([*training, *judging])
@@ -89,6 +86,7 @@ def run(traces: Sequence[Path], evaluation: Sequence[Path], out: Path, options: 
     data.require_variance(training, max_tokens)
     data.require_same_features([*training, *judging])
     columns = data.columns(training)
+    check_targets(path_of(out, kind, list(columns)) for kind in columns)
     training, judging = ([joined.with_column(one, columns.get("text")) for one in part] for part in (training, judging))
 
     fitted = []
@@ -119,19 +117,37 @@ def run_from_zero(traces: Sequence[Path], options: Options) -> Result:
 
 def about_files(traces: Sequence[Trace]) -> list[str]:
     """What the readers noticed, but for arrival times: here they give no more than the order."""
-    return [line for trace in traces for line in trace.told() if not line.endswith(NO_TIMES)]
+    return [line for trace in traces for line in trace.told(times=False)]
 
 
 def save(fitted: Sequence[Fitted], directory: Path) -> None:
     """All files or none: a readout without its anchor, or with that of an older fit, would learn from a wrong start."""
     try:
-        with tempfile.TemporaryDirectory(prefix=".leap-fit-", dir=directory) as name:
+        with temporary_directory(directory) as temporary, ExitStack() as whole:
             for one in fitted:
-                one.readout.save(Path(name) / one.path.name)
-            for file in sorted(Path(name).iterdir()):
-                file.replace(directory / file.name)
-    except (LeapError, OSError) as error:
+                # A short name: the core makes a temporary one of it, which the longest would leave no room for.
+                made = files(temporary / f"readout{SUFFIX}")
+                try:
+                    one.readout.save(made[0])
+                except LeapError as error:
+                    raise LeapError(f"{one.path}: cannot be written: {reason(error)}") from None
+                for file, path in zip(made, files(one.path), strict=True):
+                    shutil.move(file, whole.enter_context(replacing(path)))
+    except OSError as error:
         raise LeapError(f"{fitted[0].path}: cannot be written: {reason(error)}") from None
+
+
+def files(path: Path) -> tuple[Path, Path]:
+    """The file of a readout and that of its anchor."""
+    return path, path.with_name(f"{path.stem}.anchor{SUFFIX}")
+
+
+def check_targets(paths: Iterable[Path]) -> None:
+    """`LeapError` where a readout or its anchor could not be written; before anything is fitted."""
+    for path in paths:
+        for file in files(path):
+            if fault := obstacle(file):
+                raise LeapError(f"{file}: cannot be written: {fault}")
 
 
 def labelled(

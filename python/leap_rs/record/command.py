@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leap_rs import terminal
 from leap_rs._leap import ConfigError, LeapError
 from leap_rs.record.options import Options, engine_args
-from leap_rs.record.run import Result, run
+
+if TYPE_CHECKING:
+    from leap_rs.record.run import Result
 
 SUFFIX = ".parquet"
 
@@ -88,6 +89,8 @@ def leap_record(
     if top_p is not None and top_p <= 0:
         raise typer.BadParameter(f"{top_p} is not above 0", param_hint="--top-p")
     with terminal.ending("leap-record", _as_typed):
+        from leap_rs.record.run import run
+
         options = Options(
             model=model,
             max_tokens=max_tokens,
@@ -105,10 +108,15 @@ def leap_record(
             save_every=save_every,
         )
         result = run(
-            prompts, out, options, column=column, progress=partial(terminal.progress_bar, "answering"), tell=_tell
+            prompts,
+            out,
+            options,
+            column=column,
+            progress=partial(terminal.progress_bar, "answering"),
+            tell=partial(terminal.tell, "leap-record"),
         )
         if as_json:
-            print(json.dumps(result.to_dict(), allow_nan=False), flush=True)
+            terminal.print_json(result.to_dict())
         else:
             sys.stdout.write(text_of(result))
             sys.stdout.flush()
@@ -132,10 +140,6 @@ def text_of(result: Result) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _tell(text: str) -> None:
-    print(f"leap-record: {text}", file=sys.stderr, flush=True)
-
-
 def _as_typed(error: LeapError) -> str:
     """The message with its option as the command line spells it."""
     text = str(error)
@@ -149,4 +153,5 @@ def _as_typed(error: LeapError) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 done, 1 a `LeapError` (one line on stderr), 2 wrong usage, 130 interrupted."""
-    app(args=sys.argv[1:] if words is None else list(words), prog_name="leap-record")
+    typed = list(sys.argv[1:] if words is None else words)
+    terminal.run("leap-record", lambda: app(args=typed, prog_name="leap-record"))

@@ -19,9 +19,9 @@ import polars as pl
 
 from leap_rs._leap import ConfigError, LeapError
 from leap_rs.trace import load, schema
-from leap_rs.trace.files import reason, replacing
 from leap_rs.trace.parquet import ARRIVALS_KEY, NO_ARRIVALS, check_target, write_parts
 from leap_rs.trace.parts import START_KEY, part_files, swept
+from leap_rs.writing import reason, replacing
 
 MANIFEST = "options.json"
 _ROW = "row"
@@ -59,7 +59,7 @@ class Parts:
     def save(self) -> None:
         """Writes down what the parts are made with."""
         text = json.dumps({"options": self.options, "sampling": self.sampling}, indent=1)
-        with replacing(self.directory / MANIFEST, LeapError) as temporary:
+        with replacing(self.directory / MANIFEST) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
     def finish(self, source: str) -> int:
@@ -93,7 +93,7 @@ def open_parts(out: Path, options: Mapping[str, Any]) -> Parts:
         LeapError: It cannot be written, or another process writes it.
     """
     check_target(out)
-    directory = out.with_name(f"{out.name}.parts")
+    directory = out.with_name(_parts_name(out))
     manifest = directory / MANIFEST
     if out.exists() and not manifest.exists():
         raise ConfigError(f"{out}: is there already; remove it to record anew")
@@ -114,6 +114,12 @@ def open_parts(out: Path, options: Mapping[str, Any]) -> Parts:
         os.close(lock)
         raise
     return parts
+
+
+def _parts_name(out: Path) -> str:
+    """The trace's name and what it is; where that is longer than a name may be, it goes in the place of the suffix."""
+    name = f"{out.name}.parts"
+    return name if len(os.fsencode(name)) <= os.pathconf(out.parent, "PC_NAME_MAX") else f"{out.stem}.parts"
 
 
 def _locked(directory: Path) -> int:

@@ -12,9 +12,8 @@ from typing import Any, Literal
 import polars as pl
 
 from leap_rs._leap import ConfigError, LeapError, TraceError
-from leap_rs.trace.files import existing_file, head, reason
+from leap_rs.trace.files import MAGIC, existing_file, head, reason
 from leap_rs.trace.jsonlines import json_lines
-from leap_rs.trace.parquet import MAGIC
 
 Kind = Literal["text", "messages", "tokens"]
 

@@ -26,7 +26,7 @@ app = terminal.application()
 
 # Options that take several values after one name in vllm bench serve, and what such a value looks like.
 _SEVERAL = {"--goodput": looks_like(r"\w+:\S+"), "--metadata": looks_like(r"[^\s=-][^=]*=.*")}
-_READ_OPTIONS = ("strict", "sort", "join", "unit", "tokenizer", "run")
+_READ_OPTIONS = ("strict", "sort", "join", "unit", "tokenizer", "run", "prefix_block_size")
 _NOT_OPTIONS = (
     "trace",
     "policy",
@@ -66,6 +66,7 @@ def leap_replay(
     decode_slots: arguments.DecodeSlots = None,
     max_num_seqs: arguments.MaxNumSeqs = None,
     max_num_batched_tokens: arguments.MaxNumBatchedTokens = None,
+    max_model_len: arguments.MaxModelLen = None,
     kv_tokens: arguments.KvTokens = None,
     block_size: arguments.BlockSize = None,
     watermark: arguments.Watermark = 0.0,
@@ -91,6 +92,7 @@ def leap_replay(
     unit: arguments.Unit = None,
     tokenizer: arguments.Tokenizer = None,
     run: arguments.Run = None,
+    prefix_block_size: arguments.PrefixBlockSize = None,
     threads: arguments.Threads = None,
     tune: arguments.Tune = None,
     objective: arguments.TuneObjective = None,
@@ -122,14 +124,16 @@ def leap_replay(
         else:
             result = replayed = _replay(trace, given, reading, for_page=report is not None)
         saved = _save(result, trace, result_dir or Path(), result_filename) if save_result else None
+        if report is not None and replayed is not None:
+            replayed.command = _command(context.obj or (), seed)
+            size = replayed.report(report).stat().st_size
         _show(result, as_json=json_output)
         told = sys.stderr if json_output else sys.stdout
         if saved is not None:
             print(f"saved to {saved}", file=told)
-        if report is not None and replayed is not None:
-            replayed.command = _command(context.obj or (), seed)
-            size = replayed.report(report).stat().st_size
-            print(f"report: {report} ({size / 1e6:.1f} MB)", file=told)
+        if report is not None:
+            # A device or a pipe has no size.
+            print(f"report: {report}{f' ({size / 1e6:.1f} MB)' if size else ''}", file=told)
 
 
 def _command(words: Sequence[str], seed: int) -> str:
@@ -233,8 +237,4 @@ def _progress_bar() -> Iterator[Callable[[float], None] | None]:
 def main(words: Sequence[str] | None = None) -> None:
     """Entry point of the console script."""
     typed = list(sys.argv[1:] if words is None else words)
-    try:
-        app(args=expand(typed), prog_name="leap-replay", obj=typed)
-    except KeyboardInterrupt:
-        print("leap-replay: interrupted", file=sys.stderr)
-        sys.exit(terminal.INTERRUPTED)
+    terminal.run("leap-replay", lambda: app(args=expand(typed), prog_name="leap-replay", obj=typed))

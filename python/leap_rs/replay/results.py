@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from leap_rs._leap import LeapError
-from leap_rs.trace.files import replacing
+from leap_rs.writing import replacing
 
 from .options import POINT_KEYS, Options, in_json
 from .page import rows as page_rows
@@ -49,12 +49,12 @@ class ResultObject:
 
     def to_json(self) -> str:
         """The result object as strict JSON: undefined numbers are null, never NaN."""
-        return json.dumps(self._document, allow_nan=False, indent=2, ensure_ascii=False)
+        return json.dumps(self._document, allow_nan=False, indent=2)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result object; the file appears whole or not at all."""
         target = Path(path)
-        with replacing(target, LeapError) as temporary:
+        with replacing(target) as temporary:
             temporary.write_text(self.to_json() + "\n", encoding="utf-8")
         return target
 
@@ -162,7 +162,6 @@ def assemble(
                     "goodput",
                     "max_tokens",
                     "wait_cap_s",
-                    "threads",
                 )
             },
             "percentile_metrics": list(options.percentile_metrics),

@@ -94,6 +94,10 @@ def run(
     core_engine, stated_engine = engines.resolve(options)
     trace, trace_path = open_trace(source, read_options)
     frame = trace.frame
+    if not trace.has_times and options.request_rate is None:
+        raise TraceError(
+            f"{trace.path}: no arrival times ({trace.no_times}): --request-rate (request_rate=) draws them"
+        )
     notes = [str(left) for left in trace.left_out] + list(trace.notes) + columns.turns(frame)
     block = schema.block_size(trace.path, trace.metadata)
     arrays, column_notes = columns.to_columns(frame, trace_block=block, engine_block=core_engine["block_size"])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .options import LeapOptions
+from leap_rs import lazy
 
 if TYPE_CHECKING:
+    from .options import LeapOptions
     from .scheduler import LeapScheduler
 
 __all__ = ["LeapOptions", "LeapScheduler"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "LeapScheduler":
-        from .scheduler import LeapScheduler
-
-        return LeapScheduler
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy.names(
+        __name__, {"LeapOptions": "leap_rs.vllm.options", "LeapScheduler": "leap_rs.vllm.scheduler"}
+    )

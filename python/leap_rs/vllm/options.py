@@ -13,9 +13,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from leap_rs._leap import DEFAULT_AGING, DEFAULT_RECOMPUTE_SHARE, AgingClock, ConfigError
 
+from .given import KEY
+
 Lever = Literal["queue", "slots", "evict", "admission"]
 LEVERS = get_args(Lever)
-_KEY, _ASIDE = "leap", "leap_options"
 
 Count = Annotated[int, Field(ge=1, lt=2**32)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -142,22 +143,9 @@ class LeapOptions(_Options):
         return AgingClock(per_wait=DEFAULT_AGING if self.aging is None else self.aging)
 
 
-def given(vllm_config: Any) -> object:
-    """What vLLM was given as options of the plugin; None where there are none."""
-    additional = vllm_config.additional_config
-    values = additional.get(_KEY) if isinstance(additional, Mapping) else None
-    return getattr(vllm_config, _ASIDE, None) if values is None else values
-
-
-def set_aside(vllm_config: Any) -> None:
-    """Takes the options out of `additional_config`, where `given` still finds them. The user's own object stays whole."""
-    setattr(vllm_config, _ASIDE, given(vllm_config))
-    vllm_config.additional_config = {k: v for k, v in vllm_config.additional_config.items() if k != _KEY}
-
-
 def parse(additional_config: object) -> LeapOptions | None:
     """The plugin's options in vLLM's `additional_config`; None where there are none."""
-    values = additional_config.get(_KEY) if isinstance(additional_config, Mapping) else None
+    values = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
     if values is None:
         return None
     if not isinstance(values, Mapping):

@@ -18,7 +18,7 @@ from typing import Any
 
 from leap_rs._leap import ConfigError, LeapError
 
-from .options import given, parse, set_aside
+from .given import KEY, given, set_aside
 from .places import name_run
 
 # Below vLLM's own logger, so that lines come out in its format.
@@ -116,7 +116,9 @@ def check(vllm_config: Any) -> None:
 
         checked(vllm_config)
     elif selected(vllm_config):
-        parse({"leap": given(vllm_config)})
+        from .options import parse
+
+        parse({KEY: given(vllm_config)})
     if selected(vllm_config):
         check_parallel(vllm_config)
 

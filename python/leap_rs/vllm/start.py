@@ -14,8 +14,9 @@ from leap_rs.encoder.source import EncoderInfo, inspect
 from .compat import LOG, diffuses
 from .decoder import check_last_rank, layer_number
 from .embedding import engine_number, load_table
+from .given import given
 from .online import OnlineBrain
-from .options import LeapOptions, given, parse
+from .options import LeapOptions, parse
 from .reading import Reading
 from .recorder import Recorder
 from .settings import BrainSettings

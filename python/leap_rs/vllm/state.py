@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from leap_rs._leap import LeapError
-from leap_rs.trace.files import reason
+from leap_rs.writing import reason, replacing
 
 VERSION = 1
 MANIFEST = "state.json"
-_PART = re.compile(r"\.?[a-z]+-\d{8}\.safetensors(\..*\.tmp)?|\.state\.json\.tmp")
+_PART = re.compile(r"\.?[a-z]+-\d{8}\.safetensors(\..*\.tmp)?|\.(leap-[0-9a-f]{8}|state\.json)\.tmp")
 
 
 @dataclass(frozen=True)
@@ -184,16 +184,10 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 
 def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    temporary = directory / f".{MANIFEST}.tmp"
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump({**manifest, "checksum": _digest(manifest)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(directory / MANIFEST)
-    except OSError:
-        _remove(temporary)
-        raise
+    with replacing(directory / MANIFEST) as temporary, temporary.open("w", encoding="utf-8") as file:
+        json.dump({**manifest, "checksum": _digest(manifest)}, file)
+        file.flush()
+        os.fsync(file.fileno())
     # The rename itself has to outlast a power cut, or the files that it names would be gone with nothing in their place.
     descriptor = os.open(directory, os.O_RDONLY)
     try:

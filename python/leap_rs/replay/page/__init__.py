@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leap_rs._leap import ConfigError, LeapError
-from leap_rs.trace.files import replacing
+from leap_rs._leap import ConfigError
+from leap_rs.writing import obstacle, replacing
 
 if TYPE_CHECKING:
     from .rows import PointDetail
@@ -17,12 +16,8 @@ if TYPE_CHECKING:
 
 def check(path: Path) -> None:
     """Refuse, before a long replay, a page that could not be written after it."""
-    if path.is_dir():
-        raise ConfigError(f"report: {path} is a directory, not a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"report: {path.parent} is not a directory")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"report: {path.parent} cannot be written to")
+    if fault := obstacle(path):
+        raise ConfigError(f"report: {path}: cannot be written: {fault}")
     if find_spec("altair") is None or find_spec("vl_convert") is None:
         raise ConfigError('report: needs altair and vl-convert: pip install "leap-rs[report]"')
 
@@ -38,7 +33,7 @@ def write(path: Path, document: Mapping[str, Any], details: Sequence[PointDetail
     known = vl_convert.get_vegalite_versions()
     # Its stub asks for a snippet, but only the bundle without one is remembered from call to call.
     bundle = vl_convert.javascript_bundle(vl_version=version if version in known else known[-1])  # type: ignore[call-arg]
-    text = page(document, details, origin, bundle).encode()
-    with replacing(path, LeapError) as temporary:
+    text = page(document, details, origin, bundle).encode(errors="replace")
+    with replacing(path) as temporary:
         temporary.write_bytes(text)
     return len(text)

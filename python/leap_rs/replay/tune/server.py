@@ -12,8 +12,8 @@ from leap_rs.replay.options import Options
 from .space import Candidate
 
 SCHEDULER = "leap_rs.vllm.LeapScheduler"
-# What the commands say themselves.
-_OWN = ("policies", "load", "sweep", "max_num_seqs", "decode_slots", "num_prompts")
+# What the commands say themselves, and what changes no result.
+_OWN = ("policies", "load", "sweep", "max_num_seqs", "decode_slots", "num_prompts", "threads")
 
 
 def server_options(candidate: Candidate, options: Options) -> dict[str, Any]:

@@ -197,6 +197,10 @@ soak: develop $(PLUGIN) | $(MODEL) ## random traffic on servers of the real vLLM
 bench-encoder: develop $(PLUGIN) ## prompts a second that a text encoder reads on one core (ENCODER=DIR; TEXTS=FILE)
 	$(VENV_VLLM)/bin/python benches/encoder.py $(if $(ENCODER),'$(ENCODER)') $(if $(TEXTS),--texts '$(TEXTS)')
 
+.PHONY: fuzz
+fuzz: develop ## mutated traces for every reader: 10 minutes (FUZZ=FILES, FUZZ_ARGS=)
+	python benches/fuzz_traces.py tests/cases traces $(FUZZ) $(FUZZ_ARGS)
+
 .PHONY: readout
 readout: develop ## fit the readout that make replay uses on TRAIN, and evaluate it on TRACE
 	leap-fit $(TRAIN) --out $(READOUT) --eval $(TRACE) --rls

@@ -230,6 +230,8 @@ class EncoderClient:
         environment = {name: value for name, value in os.environ.items() if name not in _BINDING}
         environment |= dict.fromkeys(_THREADS, str(self._settings.threads))
         environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        # oneDNN keeps what it has compiled for a size, of which prompts have hundreds: a gigabyte, and no faster than with fewer.
+        environment.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
         if self._settings.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
         # A session of its own: Ctrl-C is for the server, which ends it.

@@ -170,6 +170,9 @@ class _Levers(Evicting):
         super().shutdown()  # type: ignore[misc]
 
     def _leap_forget_gone(self) -> None:
+        if not self.running:
+            # Nobody may come for a long time, and the plan of the last step holds those that it was about.
+            self._leap_plan, self.leap_uncounted = Plan(()), set()
         for queue in self.leap_queues:
             queue.forget_gone()
 

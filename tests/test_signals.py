@@ -32,10 +32,14 @@ with signals.obeyed(), replacing(Path("out")) as temporary:
 """
 
 
+# What runs the tests may ignore it, as nohup does, and that is inherited.
+BY_DEFAULT = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+
+
 def prepared(then: str, directory: Path) -> subprocess.Popen[str]:
     """A process in the midst of writing a file, which does `then`; it has printed that it is."""
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{PREPARED}    {then}"],
+        [sys.executable, "-c", f"{BY_DEFAULT}\n{PREPARED}    {then}"],
         cwd=directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -181,4 +181,8 @@ def test_it_goes_straight_into_the_other_commands(
     result = strict_json(out)
     assert "leap-frozen" in {one["policy"] for one in result["results"]}
     assert result["trace"]["requests"] == 24
-    assert any("no arrival times" in note for note in result["notes"])
+    # A rate was given, so that there are none is nothing to tell; without one it is refused.
+    assert not any("no arrival times" in note for note in result["notes"])
+    status, _, err = leap_replay(recorded.path, "--readout", readout, "--seeds", 1)
+    assert status == 1
+    assert "no arrival times (metadata arrivals is none): --request-rate" in err

@@ -321,6 +321,29 @@ def test_while_the_first_of_all_has_no_room_neither_queue_has_anybody(armed: boo
     assert asked[2:] == ["old" if armed else "new"]
 
 
+def test_who_has_only_just_been_passed_over_has_no_place_yet() -> None:
+    """Until 0.31 vLLM asks whether anybody waits once more after it has put them into the other queue."""
+    ranker, options = ranker_of(Lengths({"a": 50, "b": 10}), Clock(), memory_weight=0)
+    waiting, skipped = WaitingQueue(ranker, options), WaitingQueue(ranker, options, holders_first=True)
+    waiting.beside, skipped.beside = (skipped,), (waiting,)
+    for name in ("a", "b"):
+        request = StandIn(name)
+        ranker.arrived(request)
+        waiting.add_request(request)
+    for queue in (waiting, skipped):
+        queue.arm(True)
+        queue.arrange(0.0)
+    passed_over = waiting.pop_request()
+    assert passed_over.request_id == "b"
+    skipped.prepend_requests([passed_over])
+    assert skipped.urgency() is None
+    assert waiting.first_of_all().request_id == "a"
+    # The next step knows it again.
+    for queue in (waiting, skipped):
+        queue.arrange(1.0)
+    assert waiting.first_of_all() is passed_over
+
+
 def test_an_empty_queue_asks_nobody() -> None:
     ranker, options = ranker_of(Lengths(), Clock())
     queue = WaitingQueue(ranker, options, lets_in=lambda _: pytest.fail("asked for nobody"))

@@ -226,8 +226,12 @@ class WaitingQueue(FCFSRequestQueue):  # type: ignore[misc]
         return self._urgency_of(number, now), self._requests[number]
 
     def urgency(self) -> _Urgency | None:
-        """In vLLM's part of a step: how urgent the first is, comparable between queues; None where nobody waits."""
-        return self._urgency_of(self._numbers[self[0].request_id], self._now) if self.armed and len(self) > 0 else None
+        """In vLLM's part of a step: how urgent the first is, comparable between queues; None where nobody waits.
+
+        None, too, where the first has only just been put there: vLLM asks once more after it has put back who it passed over.
+        """
+        number = self._numbers.get(self[0].request_id) if self.armed and len(self) > 0 else None
+        return None if number is None else self._urgency_of(number, self._now)
 
     def first_of_all(self) -> Any:
         """Whom vLLM would look at next: by key the first of both queues, else of those that it skipped before."""

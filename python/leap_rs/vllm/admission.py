@@ -25,7 +25,7 @@ from .waiting import WaitingQueue
 _WAITING, _PREEMPTED = RequestStatus.WAITING, RequestStatus.PREEMPTED
 _GRAMMAR = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 # Residents whose lengths are asked for anew in one step when predictions have changed.
-RELEARNED_A_STEP = 128
+RELEARNED_A_STEP = 64
 
 
 def groups_of(kv_cache_config: Any, block_size: int) -> list[tuple[int, int | None]]:

@@ -21,7 +21,7 @@ from leap_rs._leap import AgingQueue
 from .options import LeapOptions
 from .order import Ranker
 
-RESCORED_A_STEP = 128
+RESCORED_A_STEP = 64
 """Waiting requests that are given new keys in one step when predictions have changed."""
 INSERTED_A_STEP = 8
 """Newcomers that are put in their places one by one; where there are more, all are put in order anew."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -171,6 +171,11 @@ class Reader(Protocol):
     name: str
     description: str
     """The format in a line: what it is called, the kind of file and its columns or keys."""
+
+    @property
+    def own_options(self) -> Collection[str]:
+        """Options of `ReadOptions` that only files of some formats leave a choice for, and these do."""
+        ...
 
     @property
     def title(self) -> str:

@@ -50,6 +50,7 @@ class MooncakeReader(ForeignReader):
 
     name = "mooncake"
     description = "Mooncake JSONL (timestamp in ms, input_length, output_length, hash_ids of 512-token blocks)"
+    own_options = ("prefix_block_size",)
     kinds = (JSON,)
     keys: ClassVar[Sequence[Key]] = ((_PROMPT, "input_tokens"), (_OUTPUT, "output_tokens"))
     also = (_TIMES, _BLOCKS)

@@ -22,7 +22,7 @@ from leap_rs.trace.foreign import ForeignReader
 from leap_rs.trace.jsonrows import EntryError
 from leap_rs.trace.jsontext import LONGEST_BYTES, Entry, documents, entries, shown
 from leap_rs.trace.model import Unit
-from leap_rs.trace.opening import JSON_LIST, Fit, Opening
+from leap_rs.trace.opening import JSON_LIST, Fit, Opening, spellings
 
 _DIGITS = re.compile(r"\d{1,20}", re.ASCII)
 _LARGEST = 2.0**63
@@ -33,7 +33,7 @@ class NestedReader(ForeignReader):
 
     def fit(self, opening: Opening) -> Fit:
         """See `Reader`."""
-        paths = [path for key in (*self.keys, *self.also) for path in ((key,) if isinstance(key, str) else key)]
+        paths = [path for key in (*self.keys, *self.also) for path in spellings(key)]
         deep = [path for path in paths if "." in path and _there(opening.first, path)]
         return super().fit(replace(opening, names=(*opening.names, *deep)))
 

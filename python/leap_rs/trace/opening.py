@@ -68,7 +68,6 @@ class Fit:
     """Those that it has to have and has not."""
     but: str = ""
     """What else keeps it from being of the format, as the rest of a sentence: `is Parquet, and read from CSV`."""
-
     other_kind: bool = False
     """Whether the format's files are of another kind."""
 
@@ -98,6 +97,8 @@ class Described:
     """Columns of a table, or keys of the first JSON object, without which it is not of the format; of several one."""
     also: ClassVar[Sequence[Key]] = ()
     """Those that it may have."""
+    own_options: ClassVar[Collection[str]] = ()
+    """Options of `ReadOptions` that only files of some formats leave a choice for, and these do."""
 
     @property
     def title(self) -> str:
@@ -107,7 +108,7 @@ class Described:
     def fit(self, opening: Opening) -> Fit:
         """See `Reader`."""
         has = tuple(name for key in (*self.keys, *self.also) if (name := present(key, opening.names)) is not None)
-        lacks = tuple(_first(key) for key in self.keys if present(key, opening.names) is None)
+        lacks = tuple(spellings(key)[0] for key in self.keys if present(key, opening.names) is None)
         if opening.kind not in self.kinds:
             kind = opening.kind or "of no kind that is read"
             what = f"is {kind}, and {self.title} is read from {' or '.join(self.kinds)}"
@@ -139,9 +140,14 @@ def opened(path: Path) -> Opening:
     return Opening(path, CSV, tuple(names)) if len(names) > 1 else Opening(path, None)
 
 
+def spellings(key: Key) -> tuple[str, ...]:
+    """The names of a key, the usual one first."""
+    return (key,) if isinstance(key, str) else key
+
+
 def present(key: Key, names: Collection[str]) -> str | None:
     """What a file with these names calls a key that has several names, or one; None where it has none of them."""
-    return next((name for name in ((key,) if isinstance(key, str) else key) if name in names), None)
+    return next((name for name in spellings(key) if name in names), None)
 
 
 def refusal(opening: Opening, fits: Mapping[str, Fit]) -> str:
@@ -157,10 +163,6 @@ def refusal(opening: Opening, fits: Mapping[str, Fit]) -> str:
     what = "column" if opening.kind in (CSV, PARQUET) else "key"
     lacks = f"{what} {fit.lacks[0]}" if len(fit.lacks) == 1 else f"{what}s {', '.join(fit.lacks)}"
     return f"looks like {name}, but has no {lacks}; it has {_listed(opening.names)}"
-
-
-def _first(key: Key) -> str:
-    return key if isinstance(key, str) else key[0]
 
 
 def _dtypes(path: Path) -> Mapping[str, pl.DataType]:

@@ -82,6 +82,7 @@ class PartsReader:
     description = "a directory of recorded parts"
 
     title = "a directory of recorded parts"
+    own_options = ()
 
     def fit(self, opening: Opening) -> Fit:
         """See `Reader`. A directory does not begin as a file does."""

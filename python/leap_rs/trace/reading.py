@@ -112,9 +112,9 @@ def _opened(path: str | os.PathLike[str], options: ReadOptions | None) -> tuple[
     options = options or ReadOptions()
     file = Path(path)
     reader: Reader = PartsReader() if file.is_dir() else reader_of(existing_file(path))
-    if options.run is not None and not isinstance(reader, (VllmBenchReader, GuideLlmReader, SglangReader)):
+    if options.run is not None and "run" not in reader.own_options:
         raise ConfigError(f"{file}: run {options.run} cannot be chosen: a {reader.name} file holds one recording")
-    if options.prefix_block_size is not None and not isinstance(reader, MooncakeReader):
+    if options.prefix_block_size is not None and "prefix_block_size" not in reader.own_options:
         raise ConfigError(f"{file}: a size of prefix blocks cannot be given: a {reader.name} file leaves none open")
     return file, reader, options
 

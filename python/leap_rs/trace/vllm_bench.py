@@ -93,6 +93,7 @@ class VllmBenchReader(ForeignReader):
 
     name = "vllm-bench"
     description = "vllm bench serve JSON (saved with --save-detailed)"
+    own_options = ("run",)
     kinds = (JSON, JSON_LIST)
     keys = _KNOWN_BY
 

@@ -29,6 +29,7 @@ class GuideLlmReader(NestedReader):
 
     name = "guidellm"
     description = "GuideLLM JSON (metadata.guidellm_version, benchmarks)"
+    own_options = ("run",)
     kinds = (JSON,)
     keys = ("metadata.guidellm_version",)
     also = ("benchmarks", "metadata.version")

@@ -11,7 +11,7 @@ from leap_rs.trace import requests
 from leap_rs.trace.jsonrows import Further
 from leap_rs.trace.model import Raw, ReadOptions
 from leap_rs.trace.nested import NestedReader, objects, placed
-from leap_rs.trace.opening import JSON, JSON_LIST, opened
+from leap_rs.trace.opening import JSON, JSON_LIST, opened, spellings
 from leap_rs.trace.requests import Request
 
 
@@ -39,7 +39,7 @@ class RowsReader(NestedReader):
 
     def _read(self) -> set[str]:
         """The keys of an entry of which anything is read."""
-        paths = (path for key in (*self.keys, *self.also) for path in ((key,) if isinstance(key, str) else key))
+        paths = (path for key in (*self.keys, *self.also) for path in spellings(key))
         return {path.partition(".")[0] for path in (*paths, *self.further)}
 
     def raw(self, path: Path, options: ReadOptions) -> Raw:

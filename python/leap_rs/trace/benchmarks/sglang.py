@@ -30,6 +30,7 @@ class SglangReader(NestedReader):
 
     name = "sglang"
     description = "sglang bench_serving JSONL (saved with --output-details)"
+    own_options = ("run",)
     kinds = (JSON, JSON_LIST)
     keys = ("sharegpt_output_len", "random_input_len", "random_output_len", "duration")
     also = ("backend", "dataset_name", *_LENGTHS)
